@@ -1,0 +1,103 @@
+"""What a client asked for, in neutral words. A wire module makes a job from a request; a service carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Literal
+
+from mlxcel.core.chat import Message, ToolChoice, ToolSpec
+from mlxcel.core.sampling import LoopDetection, SamplingParams
+
+
+class Priority(IntEnum):
+    """Order in the prefill queue; smaller goes first."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConstraint:
+    """What the output must conform to: a JSON schema, any JSON object, or a grammar (Lark or GBNF text)."""
+
+    kind: Literal["json_schema", "json_object", "gbnf", "lark", "regex"]
+    source: Mapping[str, Any] | str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningOptions:
+    """How the thinking channel is steered and shown.
+
+    ``budget_tokens`` None: server default; -1 unlimited; 0 none; N at most N tokens.
+    ``effort`` is the client's word, None when not given. ``format`` None: server default.
+    """
+
+    budget_tokens: int | None = None
+    effort: str | None = None
+    enabled: bool | None = None
+    format: Literal["none", "deepseek", "deepseek-legacy", "auto"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """The part of a job that every generating surface shares.
+
+    Attributes:
+        max_tokens: None or -1 means until the window is full.
+        stop: stop strings; matched across tokens and left out of the text.
+        sampling: complete (server defaults are already merged in).
+        loop: None leaves loop detection to the server's policy.
+        cache_prompt: None server default; False neither reads nor writes the prompt cache.
+        cache_scope: keeps tenants apart (derived from the API key); never client-chosen.
+        session: client's cache hint (``prompt_cache_key``, then ``user``).
+        keep_tokens: prompt head that context shift keeps; -1 all.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    priority: Priority = Priority.NORMAL
+    loop: LoopDetection | None = None
+    cache_prompt: bool | None = None
+    cache_scope: str = ""
+    session: str | None = None
+    constraint: OutputConstraint | None = None
+    keep_tokens: int = 0
+    adapters: tuple[tuple[int, float], ...] | None = None  # (adapter id, scale); None = live server scales
+
+
+@dataclass(frozen=True, slots=True)
+class ChatJob:
+    """Answer a conversation.
+
+    ``template_kwargs`` are the request's own; the service merges them over the server's defaults.
+    ``parallel_tool_calls`` False allows one call a turn. ``continue_final`` asks that a trailing assistant turn be continued.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    parallel_tool_calls: bool = True
+    reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    continue_final: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionJob:
+    """Continue a raw prompt: text, or token ids that are used verbatim.
+
+    ``raw_text`` True returns every channel and marker verbatim (no reasoning or tool parsing).
+    """
+
+    id: str
+    prompt: str | tuple[int, ...]
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    echo: bool = False
+    reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
