@@ -61,7 +61,7 @@ class GenerateWork:
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
-    """Opens a row in the runner. ``prompt_ids`` seeds the penalty history; ``blocks`` are adopted (already filled) KV blocks."""
+    """Opens a row. ``prompt_ids`` seeds the penalty history; ``blocks`` are adopted (already filled) KV blocks."""
 
     row_id: int
     prompt_ids: tuple[int, ...]
