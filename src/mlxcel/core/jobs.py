@@ -75,7 +75,7 @@ class ChatJob:
     """Answer a conversation.
 
     ``template_kwargs`` are the request's own; the service merges them over the server's defaults.
-    ``parallel_tool_calls`` False allows one call a turn. ``continue_final`` asks that a trailing assistant turn be continued.
+    ``parallel_tool_calls`` False allows one call a turn. ``continue_final``: a trailing assistant turn is continued.
     """
 
     id: str

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoopDetection:
-    """Stop when a token pattern of ``min_pattern_tokens``..``max_pattern_tokens`` repeats ``min_count`` times at the tail."""
+    """Stop when a pattern of ``min_pattern_tokens``..``max_pattern_tokens`` repeats ``min_count`` times at the tail."""
 
     max_pattern_tokens: int
     min_pattern_tokens: int = 1
