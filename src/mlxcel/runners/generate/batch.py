@@ -13,8 +13,9 @@ class RaggedBatch:
     """One forward pass over rows of different lengths. All tensors are int32 on the CPU.
 
     Row ``r`` feeds the tokens ``row_starts[r] : row_starts[r + 1]``. Its keys and values live in the KV blocks
-    ``block_tables[r]``; token position ``p`` is in block ``block_tables[r][p // block_tokens]`` at offset ``p % block_tokens``.
-    The decoder first appends the fed tokens' keys and values, then each token attends to positions ``0 .. its own`` of its row.
+    ``block_tables[r]``; position ``p`` is in block ``block_tables[r][p // block_tokens]`` at offset ``p % block_tokens``.
+    The decoder first appends the fed tokens' keys and values; each token then attends to positions ``0 .. its own`` of its
+    row.
 
     Attributes:
         token_ids: [tokens].
