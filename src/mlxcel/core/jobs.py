@@ -54,6 +54,8 @@ class GenerationOptions:
         cache_scope: keeps tenants apart (derived from the API key); never client-chosen.
         session: client's cache hint (``prompt_cache_key``, then ``user``).
         keep_tokens: prompt head that context shift keeps; -1 all.
+        dry_breaker_texts: DRY breakers as text; the service turns them into tokens.
+        logit_bias_texts: biases given for a text instead of a token id; each token of the text gets it.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -68,6 +70,8 @@ class GenerationOptions:
     constraint: OutputConstraint | None = None
     keep_tokens: int = 0
     adapters: tuple[tuple[int, float], ...] | None = None  # (adapter id, scale); None = live server scales
+    dry_breaker_texts: tuple[str, ...] = ()
+    logit_bias_texts: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

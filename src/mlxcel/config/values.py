@@ -1,0 +1,42 @@
+"""Texts of options that need more than a number: JSON, budgets, bias lists."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from mlxcel.config.option import parse_bytes
+
+
+def parse_json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("expected a JSON object") from None
+    if not isinstance(value, dict):
+        raise ValueError("expected a JSON object")
+    return value
+
+
+def parse_budget_bytes(text: str) -> str:
+    """``auto``, ``none`` or a size; kept as text because the first two depend on the machine."""
+    if text not in ("auto", "none"):
+        parse_bytes(text)
+    return text
+
+
+def parse_logit_bias(text: str) -> tuple[tuple[int, float], ...]:
+    """``ID+BIAS`` or ``ID-BIAS``, comma separated, as llama-server spells it; ``ID-inf`` bans a token."""
+    pairs: list[tuple[int, float]] = []
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        split = next((i for i, char in enumerate(part) if char in "+-" and i > 0), 0)
+        try:
+            token_id, bias = int(part[:split]), float(part[split:])
+        except ValueError:
+            raise ValueError("expected ID+BIAS or ID-BIAS") from None
+        if token_id < 0 or math.isnan(bias):
+            raise ValueError("expected ID+BIAS or ID-BIAS")
+        pairs.append((token_id, bias))
+    return tuple(pairs)
