@@ -1,0 +1,43 @@
+"""Finding delimiters in text that arrives in pieces of any size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+
+class MarkerScanner:
+    """Looks for a fixed set of delimiters and knows which tail of a text could still become one.
+
+    Where two delimiters start at the same place, the longer one wins.
+    """
+
+    def __init__(self, markers: Sequence[str]) -> None:
+        self._markers = tuple(sorted({marker for marker in markers if marker}, key=len, reverse=True))
+        self._longest = len(self._markers[0]) if self._markers else 0
+        self._first_chars = frozenset(marker[0] for marker in self._markers)
+        self._pattern = re.compile("|".join(map(re.escape, self._markers))) if self._markers else None
+
+    def may_start_in(self, text: str) -> bool:
+        """False when no character of ``text`` begins a delimiter: the cheap test that plain text passes."""
+        return any(char in text for char in self._first_chars)
+
+    def find(self, text: str, start: int = 0, *, final: bool = False) -> tuple[int, str] | None:
+        """The first delimiter at or after ``start`` as ``(offset, delimiter)``.
+
+        None also while the end of ``text`` could still turn it into a longer delimiter, unless ``final``.
+        """
+        match = self._pattern.search(text, start) if self._pattern is not None else None
+        if match is None or (not final and self._is_head(text[match.start() : match.start() + self._longest])):
+            return None
+        return match.start(), match.group()
+
+    def held_chars(self, text: str) -> int:
+        """Length of the longest tail of ``text`` that is a proper head of a delimiter (0 when there is none)."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[start] in self._first_chars and self._is_head(text[start:]):
+                return len(text) - start
+        return 0
+
+    def _is_head(self, text: str) -> bool:
+        return any(len(marker) > len(text) and marker.startswith(text) for marker in self._markers)
