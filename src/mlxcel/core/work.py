@@ -61,7 +61,11 @@ class GenerateWork:
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
-    """Opens a row. ``prompt_ids`` seeds the penalty history; ``blocks`` are adopted (already filled) KV blocks."""
+    """Opens a row. ``prompt_ids`` seeds the penalty history; ``blocks`` are adopted (already filled) KV blocks.
+
+    ``generated_ids`` is not empty when a row that had to give up its state is opened again: the history is then both, and a
+    seeded random stream goes on after that many draws. The constraint has already accepted what it had to.
+    """
 
     row_id: int
     prompt_ids: tuple[int, ...]
@@ -69,6 +73,7 @@ class RowSpec:
     constraint: Constraint | None = None
     adapters: tuple[tuple[int, float], ...] = ()
     blocks: tuple[int, ...] = ()
+    generated_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
