@@ -157,4 +157,15 @@ class Completed:
     warnings: tuple[str, ...] = field(default=())
 
 
-OutputEvent = Started | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | Completed
+AnswerEvent = Started | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | Completed
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEvent:
+    """An event of one of several answers to the same request; a request for one answer never sees it."""
+
+    index: int
+    event: AnswerEvent
+
+
+OutputEvent = AnswerEvent | ChoiceEvent

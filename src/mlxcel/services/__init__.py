@@ -1,0 +1,1 @@
+"""Use cases: what happens between a neutral job and its events. Async, no JSON, no tensors."""

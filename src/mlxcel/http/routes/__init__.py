@@ -1,0 +1,11 @@
+"""Every route of the server, by surface. ``all_routes`` is the one table."""
+
+from __future__ import annotations
+
+from mlxcel.http.route import Route
+from mlxcel.http.routes import chat, status
+
+
+def all_routes() -> tuple[Route, ...]:
+    """The table, in the order of the docs page."""
+    return (*chat.ROUTES, *status.ROUTES)

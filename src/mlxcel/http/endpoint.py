@@ -1,0 +1,57 @@
+"""Runs a route's handler: errors become the dialect's bodies, and a client that left ends the work."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import structlog
+
+from mlxcel.core.errors import Cancelled, MlxcelError
+from mlxcel.http.call import Call
+from mlxcel.http.responses import error_response
+from mlxcel.http.rooms import Rooms
+from mlxcel.http.route import Route
+from mlxcel.http.sse import unless_disconnected
+
+log = structlog.get_logger("mlxcel.http")
+
+
+class InternalFault(MlxcelError):
+    """An unknown exception; its text stays in the log."""
+
+    def __init__(self) -> None:
+        super().__init__("internal server error; the log has the details under this request's id", code="internal_error")
+
+
+CLIENT_CLOSED = 499
+
+
+def endpoint(route: Route, rooms: Rooms):  # type: ignore[no-untyped-def]  # Starlette's endpoint type is a plain callable
+    """The ASGI-side function of a route."""
+
+    async def run(request: Request) -> Response:
+        call = Call(request, rooms)
+        try:
+            return await route.handler(call)
+        except Cancelled:
+            return Response(status_code=CLIENT_CLOSED)
+        except MlxcelError as error:
+            return error_response(error, route.dialect)
+        except Exception:
+            log.exception("request failed", request_id=call.id, path=route.path)
+            return error_response(InternalFault(), route.dialect)
+
+    return run
+
+
+async def answer_or_cancel(call: Call, work) -> Response:  # type: ignore[no-untyped-def]
+    """Await a non-streaming answer; the client's leaving cancels it.
+
+    Raises:
+        Cancelled: the client left first.
+    """
+    response = await unless_disconnected(call.request.receive, work)
+    if response is None:
+        raise Cancelled
+    return response

@@ -1,0 +1,38 @@
+"""JSON responses and the mapping of errors to them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import orjson
+from starlette.responses import Response
+
+from mlxcel.core.errors import AuthError, CapacityError, MlxcelError
+from mlxcel.http.call import UnsupportedMediaType
+from mlxcel.wire.anthropic.errors import error_body as anthropic_body
+from mlxcel.wire.openai.errors import error_body as openai_body
+from mlxcel.wire.status import status_of
+
+Dialect = Literal["openai", "anthropic"]
+_RETRY_AFTER_S = "1"
+
+
+class JsonResponse(Response):
+    """A body written by orjson."""
+
+    media_type = "application/json"
+
+    def __init__(self, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        super().__init__(orjson.dumps(body), status_code=status, headers=headers)
+
+
+def error_response(error: MlxcelError, dialect: Dialect = "openai") -> JsonResponse:
+    """The documented status and body of an error in a dialect."""
+    status = 415 if isinstance(error, UnsupportedMediaType) else status_of(error)
+    headers: dict[str, str] = {}
+    if isinstance(error, CapacityError):
+        headers["Retry-After"] = _RETRY_AFTER_S
+    if isinstance(error, AuthError):
+        headers["WWW-Authenticate"] = "Bearer"
+    body = anthropic_body(error) if dialect == "anthropic" else openai_body(error)
+    return JsonResponse(body, status, headers)

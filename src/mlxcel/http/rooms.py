@@ -1,0 +1,39 @@
+"""The object graph that routes may use; built by ``mlxcel.app`` and never changed by a route."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from mlxcel.services.chat import ChatService
+from mlxcel.services.status import StatusService
+from mlxcel.wire.context import ServerFacts
+
+log = structlog.get_logger("mlxcel.http")
+
+
+@dataclass(slots=True)
+class Rooms:
+    """Services and limits of one server.
+
+    Attributes:
+        facts: constant data for the wire modules.
+        chat: conversations.
+        status: health, slots and counters.
+        max_body_bytes: largest request body.
+        ping_interval_s: silence on a stream before a keep-alive; None for none.
+    """
+
+    facts: ServerFacts
+    chat: ChatService
+    status: StatusService
+    max_body_bytes: int = 64 * 2**20
+    ping_interval_s: float | None = 5.0
+    _logged: set[str] = field(default_factory=set)
+
+    def log_once(self, key: str, message: str) -> None:
+        """Log a warning the first time ``key`` comes up."""
+        if key not in self._logged:
+            self._logged.add(key)
+            log.warning(message)

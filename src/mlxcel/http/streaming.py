@@ -1,0 +1,54 @@
+"""A prepared answer, streamed: events to frames, one chunk of bytes for all that is ready."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import structlog
+
+from mlxcel.core.errors import Cancelled, MlxcelError
+from mlxcel.core.events import OutputEvent
+from mlxcel.http.call import Call
+from mlxcel.http.endpoint import InternalFault
+from mlxcel.http.sse import EventStream
+from mlxcel.wire.stream import StreamWriter
+
+log = structlog.get_logger("mlxcel.http")
+
+
+class AnswerEvents(Protocol):
+    """The events of an admitted request; closing it ends the generation."""
+
+    def __aiter__(self) -> AsyncIterator[OutputEvent]:
+        """Iterate once."""
+
+    async def aclose(self) -> None:
+        """End the generation; may be called at any time, and again."""
+
+
+def stream_answer(
+    call: Call, writer: StreamWriter, events: AnswerEvents, headers: dict[str, str] | None = None
+) -> EventStream:
+    """The event stream of one answer. ``events`` is closed in every case."""
+    return EventStream(
+        _frames(call, writer, events),
+        close=events.aclose,
+        keep_alive=writer.keep_alive,
+        ping_interval_s=call.rooms.ping_interval_s,
+        headers=headers,
+    )
+
+
+async def _frames(call: Call, writer: StreamWriter, events: AnswerEvents) -> AsyncIterator[bytes]:
+    try:
+        yield writer.open()
+        async for event in events:
+            yield writer.on(event)
+    except Cancelled:
+        return
+    except MlxcelError as error:
+        yield writer.fail(error)
+    except Exception:
+        log.exception("stream failed", request_id=call.id)
+        yield writer.fail(InternalFault())

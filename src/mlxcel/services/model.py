@@ -1,0 +1,70 @@
+"""A loaded chat model as the services see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mlxcel.core.sampling import LoopDetection
+from mlxcel.engine.client import EngineClient
+from mlxcel.text.chat_template import ChatTemplate
+from mlxcel.text.constrain import ConstraintFactory
+from mlxcel.text.reasoning import ReasoningMarkers
+from mlxcel.text.tokenizer import Tokenizer
+from mlxcel.text.tool_formats import ToolFormat
+
+ReasoningFormat = Literal["none", "deepseek", "deepseek-legacy", "auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPolicy:
+    """The operator's choices about conversations.
+
+    Attributes:
+        template_kwargs: default template variables; a request's own win per key.
+        skip_parsing: return the model's text verbatim.
+        continue_final: a trailing assistant turn may be continued.
+        thinking: "on" and "off" set the template's switch; "auto" leaves it.
+        reasoning_format: where thoughts go.
+        reasoning_effort: default effort word, "" for none.
+        reasoning_budget_tokens: -1 unlimited.
+        reasoning_budget_message: text put before a forced end of thinking.
+        default_loop: loop detection of requests that set none of its fields.
+        render_timeout_s: a template that renders longer is refused.
+    """
+
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    skip_parsing: bool = False
+    continue_final: bool = True
+    thinking: Literal["on", "off", "auto"] = "auto"
+    reasoning_format: ReasoningFormat = "auto"
+    reasoning_effort: str = ""
+    reasoning_budget_tokens: int = -1
+    reasoning_budget_message: str = ""
+    default_loop: LoopDetection | None = None
+    render_timeout_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Everything a conversation with one model needs.
+
+    Attributes:
+        name: shown to clients.
+        context_tokens: effective window of one slot.
+        client: the door to its engine.
+        tool_format: how the model writes calls; None when its template knows no tools.
+        reasoning: its thinking delimiters; None when it does not think.
+    """
+
+    name: str
+    context_tokens: int
+    client: EngineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    constraints: ConstraintFactory
+    tool_format: ToolFormat | None
+    reasoning: ReasoningMarkers | None
+    policy: ChatPolicy = field(default_factory=ChatPolicy)
+    aliases: tuple[str, ...] = ()
