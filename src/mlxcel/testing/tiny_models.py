@@ -34,6 +34,10 @@ _FFN: Final = 96
 _LAYERS: Final = 2
 _WINDOW_TOKENS: Final = 16
 _EXPERTS: Final = 4
+_POSITIONS: Final = 1024
+_POSITION_FIELDS: Final = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_sequence_length", "context_length",
+)  # fmt: skip
 
 
 def _sizes() -> dict[str, Any]:
@@ -42,7 +46,7 @@ def _sizes() -> dict[str, Any]:
         (VOCAB_TOKENS, "vocab_size decoder_vocab_size unpadded_vocab_size vocab_size_per_layer_input"),
         (
             _HIDDEN,
-            "hidden_size d_model n_embd embedding_size word_embed_proj_dim attention_hidden_size dim emb_dim embedding_dim "
+            "hidden_size d_model n_embd embedding_size word_embed_proj_dim dim emb_dim embedding_dim "
             "input_embedding_size output_embedding_size lru_width moe_latent_size backbone_hidden_size router_hidden_size",
         ),
         (
@@ -65,7 +69,7 @@ def _sizes() -> dict[str, Any]:
         (_KV_HEADS, "num_key_value_heads num_kv_heads kv_n_heads swa_num_key_value_heads num_query_groups index_n_heads"),
         (
             _HEAD_DIM,
-            "head_dim swa_head_dim global_head_dim attention_head_dim attention_head_size dim_head d_head kv_channels "
+            "head_dim swa_head_dim global_head_dim attention_head_size dim_head d_head kv_channels "
             "v_head_dim index_head_dim qk_nope_head_dim qk_rope_head_dim linear_key_head_dim linear_value_head_dim "
             "linear_head_dim mamba_d_head mamba_head_dim mamba_headdim",
         ),
@@ -73,20 +77,24 @@ def _sizes() -> dict[str, Any]:
         (32, "q_lora_rank kv_lora_rank o_lora_rank adapter_rank hidden_size_per_layer_input"),
         (
             _EXPERTS,
-            "num_experts n_routed_experts num_local_experts moe_num_experts linear_num_value_heads",
+            "num_experts n_routed_experts num_local_experts moe_num_experts linear_num_value_heads linear_num_heads",
         ),
         (2 * _HIDDEN // _HEAD_DIM, "mamba_n_heads n_mamba_heads mamba_num_heads"),
-        (2, "num_experts_per_tok num_experts_per_token moe_topk moe_k linear_num_key_heads linear_num_heads"),
-        (1, "n_shared_experts num_shared_experts moe_num_shared_experts n_group topk_group mamba_n_groups n_groups"),
-        (1, "first_k_dense_replace num_dense_layers moe_layer_start_index mamba_ngroups decoder_sparse_step"),
+        (2, "num_experts_per_tok num_experts_per_token moe_topk moe_k linear_num_key_heads"),
+        (1, "n_shared_experts num_shared_experts moe_num_shared_experts n_group num_expert_group topk_group mamba_n_groups"),
+        (1, "n_groups first_k_dense_replace num_dense_layers moe_layer_start_index mamba_ngroups decoder_sparse_step"),
         (_WINDOW_TOKENS, "sliding_window sliding_window_size attention_window_size attention_chunk_size local_attention"),
         (_WINDOW_TOKENS, "window_size index_topk"),
-        (1024, "max_position_embeddings n_positions max_seq_len n_ctx max_sequence_length context_length"),
+        (_POSITIONS, " ".join(_POSITION_FIELDS)),
         (0, "num_nextn_predict_layers num_kv_shared_layers"),
     )
     return {name: value for value, names in groups for name in names.split()}
 
 
+# Some configs leave these unset although their model cannot be built without them.
+_NEVER_NONE: Final = frozenset(
+    {"head_dim", "num_key_value_heads", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"}
+)
 
 # Lists with one entry a layer that name the layer's kind; a tiny model has one layer of each kind.
 _LAYER_KIND_FIELDS: Final = ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types")
@@ -96,12 +104,33 @@ _FAMILY_FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "bamba": {"attn_layer_indices": [1]},
     "bloom": {"tie_word_embeddings": False},  # tied, its greedy token would always be the token fed
     "dbrx": {"attn_config": {"kv_n_heads": _KV_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0}},
-    "falcon_h1": {"mamba_d_ssm": 2 * _HIDDEN},
+    "dory": {
+        "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp", "full_attention", "mlp"],
+        "num_hidden_layers": 6,
+        "n_input_layers": 2,
+        "n_recurrent_layers": 2,
+        "n_output_layers": 2,
+    },
+    "falcon_h1": {"mamba_d_ssm": 2 * _HIDDEN, "mamba_d_head": _HEAD_DIM},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "llama4_text": {"no_rope_layer_interval": 2, "interleave_moe_layer_step": 2},
     "mamba2": {"num_heads": 2 * _HIDDEN // _HEAD_DIM},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
     "recurrent_gemma": {"num_hidden_layers": 3},
+    "xmod": {"default_language": "en_XX"},
+    "xlstm": {"qk_dim_factor": 1.0},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
 }
 
 
@@ -124,13 +153,16 @@ def tiny_config(family: str, **overrides: Any) -> PreTrainedConfig:
         KeyError: transformers knows no such model type.
     """
     config_class = CONFIG_MAPPING[family]
-    fields = _shrunk_fields(config_class())
-    return config_class(**(fields | dict(_FAMILY_FIELDS.get(family, {})) | overrides))
+    fields = _tiny_fields(config_class()) | overrides
+    layers = overrides.get("num_hidden_layers")
+    if layers is not None:
+        for name in _LAYER_KIND_FIELDS:
+            if name in fields and name not in overrides:
+                fields[name] = (fields[name] * layers)[:layers]
+    return config_class(**fields)
 
 
-def write_tiny_checkpoint(
-    family: str, folder: Path, *, seed: int = 0, dtype: str = "float32", **overrides: Any
-) -> Path:
+def write_tiny_checkpoint(family: str, folder: Path, *, seed: int = 0, dtype: str = "float32", **overrides: Any) -> Path:
     """Write a tiny random causal checkpoint and return ``folder``.
 
     Args:
@@ -153,13 +185,22 @@ def write_tiny_checkpoint(
     return write_tiny_tokenizer(folder)
 
 
-def _shrunk_fields(config: PreTrainedConfig) -> dict[str, Any]:
+def _tiny_fields(config: PreTrainedConfig) -> dict[str, Any]:
     """Constructor arguments that make a config of this class tiny, its sub-configs included."""
+    return _shrunk_fields(config) | dict(_FAMILY_FIELDS.get(config.model_type, {}))
+
+
+def _shrunk_fields(config: PreTrainedConfig) -> dict[str, Any]:
     defaults = vars(config)
     fields: dict[str, Any] = {}
     for name, size in _sizes().items():
-        if isinstance(defaults.get(name), int) and not isinstance(defaults[name], bool):
+        default = defaults.get(name)
+        if isinstance(default, int) and not isinstance(default, bool):
+            fields[name] = min(size, default) if name not in _POSITION_FIELDS else size
+        elif default is None and name in defaults and name in _NEVER_NONE:
             fields[name] = size
+    if "is_decoder" in defaults:
+        fields["is_decoder"] = True
     kinds = {name: _distinct(defaults[name]) for name in _LAYER_KIND_FIELDS if isinstance(defaults.get(name), list)}
     if kinds:
         layers = max(_LAYERS, *(len(names) for names in kinds.values()))
@@ -170,7 +211,7 @@ def _shrunk_fields(config: PreTrainedConfig) -> dict[str, Any]:
     media_id = 256
     for name, value in defaults.items():
         if isinstance(value, PreTrainedConfig):
-            fields[name] = {"model_type": value.model_type} | _shrunk_fields(value)
+            fields[name] = {"model_type": value.model_type} | _tiny_fields(value)
         elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int):
             fields[name] = media_id
             media_id += 1
