@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable, Callable
+
 from starlette.requests import Request
 from starlette.responses import Response
-
-import structlog
 
 from mlxcel.core.errors import Cancelled, MlxcelError
 from mlxcel.http.call import Call
@@ -14,7 +15,7 @@ from mlxcel.http.rooms import Rooms
 from mlxcel.http.route import Route
 from mlxcel.http.sse import unless_disconnected
 
-log = structlog.get_logger("mlxcel.http")
+log = logging.getLogger(__name__)
 
 
 class InternalFault(MlxcelError):
@@ -27,7 +28,7 @@ class InternalFault(MlxcelError):
 CLIENT_CLOSED = 499
 
 
-def endpoint(route: Route, rooms: Rooms):  # type: ignore[no-untyped-def]  # Starlette's endpoint type is a plain callable
+def endpoint(route: Route, rooms: Rooms) -> Callable[[Request], Awaitable[Response]]:
     """The ASGI-side function of a route."""
 
     async def run(request: Request) -> Response:
@@ -39,13 +40,13 @@ def endpoint(route: Route, rooms: Rooms):  # type: ignore[no-untyped-def]  # Sta
         except MlxcelError as error:
             return error_response(error, route.dialect)
         except Exception:
-            log.exception("request failed", request_id=call.id, path=route.path)
+            log.exception("request %s to %s failed", call.id, route.path)
             return error_response(InternalFault(), route.dialect)
 
     return run
 
 
-async def answer_or_cancel(call: Call, work) -> Response:  # type: ignore[no-untyped-def]
+async def answer_or_cancel(call: Call, work: Awaitable[Response]) -> Response:
     """Await a non-streaming answer; the client's leaving cancels it.
 
     Raises:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import structlog
+import logging
 
 from mlxcel.services.chat import ChatService
 from mlxcel.services.status import StatusService
 from mlxcel.wire.context import ServerFacts
 
-log = structlog.get_logger("mlxcel.http")
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-import structlog
+import logging
 
 from mlxcel.core.errors import Cancelled, MlxcelError
 from mlxcel.core.events import OutputEvent
@@ -14,7 +14,7 @@ from mlxcel.http.endpoint import InternalFault
 from mlxcel.http.sse import EventStream
 from mlxcel.wire.stream import StreamWriter
 
-log = structlog.get_logger("mlxcel.http")
+log = logging.getLogger(__name__)
 
 
 class AnswerEvents(Protocol):
@@ -50,5 +50,5 @@ async def _frames(call: Call, writer: StreamWriter, events: AnswerEvents) -> Asy
     except MlxcelError as error:
         yield writer.fail(error)
     except Exception:
-        log.exception("stream failed", request_id=call.id)
+        log.exception("stream of request %s failed", call.id)
         yield writer.fail(InternalFault())

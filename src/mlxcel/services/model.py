@@ -31,7 +31,7 @@ class ChatPolicy:
         reasoning_budget_tokens: -1 unlimited.
         reasoning_budget_message: text put before a forced end of thinking.
         default_loop: loop detection of requests that set none of its fields.
-        render_timeout_s: a template that renders longer is refused.
+        context_shift: a full window drops old tokens instead of ending the answer.
     """
 
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class ChatPolicy:
     reasoning_budget_tokens: int = -1
     reasoning_budget_message: str = ""
     default_loop: LoopDetection | None = None
-    render_timeout_s: float = 5.0
+    context_shift: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class ServedModel:
         client: the door to its engine.
         tool_format: how the model writes calls; None when its template knows no tools.
         reasoning: its thinking delimiters; None when it does not think.
+        meta: facts for the model list (parameter count, vocabulary, trained window).
     """
 
     name: str
@@ -68,3 +69,4 @@ class ServedModel:
     reasoning: ReasoningMarkers | None
     policy: ChatPolicy = field(default_factory=ChatPolicy)
     aliases: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,103 @@
+"""The ASGI application and the server that runs it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+import logging
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as AsgiRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlxcel.core.errors import InvalidRequest, NotFound
+from mlxcel.http.auth import AuthMiddleware, KeyRing
+from mlxcel.http.endpoint import endpoint
+from mlxcel.http.responses import JsonResponse, error_response
+from mlxcel.http.rooms import Rooms
+from mlxcel.http.route import Route
+from mlxcel.wire.openai.errors import error_body
+
+log = logging.getLogger(__name__)
+
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
+
+
+def build_asgi(
+    rooms: Rooms, routes: Sequence[Route], *, keys: KeyRing, prefix: str = "", lifespan: Lifespan | None = None
+) -> Starlette:
+    """The application: request id and access log, authentication, routes."""
+    return Starlette(
+        routes=[
+            AsgiRoute(prefix + path, endpoint(route, rooms), methods=[route.method])
+            for route in routes
+            for path in route.paths
+        ],
+        middleware=[Middleware(RequestLog), Middleware(AuthMiddleware, keys=keys, routes=routes, prefix=prefix)],
+        exception_handlers={404: _not_found, 405: _wrong_method},
+        lifespan=lifespan,
+    )
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return error_response(NotFound(f"there is no route {request.method} {request.url.path[:200]}"))
+
+
+async def _wrong_method(request: Request, error: Exception) -> Response:
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    body = error_body(InvalidRequest(f"{request.method} is not served on {request.url.path[:200]}"))
+    return JsonResponse(body, 405, headers)
+
+
+class RequestLog:
+    """Gives each request an id (``x-request-id``) and writes one access line when it has ended."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = uuid.uuid4().hex
+        scope["request_id"] = request_id
+        started_s = time.perf_counter()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            elapsed_ms = (time.perf_counter() - started_s) * 1000
+            log.info("%s %s %d in %.1f ms [%s]", scope["method"], scope["path"], status, elapsed_ms, request_id)
+
+
+def uvicorn_config(
+    app: Starlette, *, host: str, port: int, timeout_s: int, backlog: int = 2048, shutdown_grace_s: int = 10
+) -> uvicorn.Config:
+    """Settings of the web server; its own logs are off because :class:`RequestLog` writes them."""
+    where = {"uds": host} if host.endswith(".sock") else {"host": host, "port": port}
+    return uvicorn.Config(
+        app,
+        **where,  # type: ignore[arg-type]
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=backlog,
+        timeout_keep_alive=min(timeout_s, 75),
+        timeout_graceful_shutdown=shutdown_grace_s,
+        lifespan="on",
+    )

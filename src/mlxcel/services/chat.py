@@ -1,0 +1,147 @@
+"""Conversations: from a neutral job to a running answer."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncIterator
+from typing import Self
+
+from mlxcel.core.errors import InvalidRequest
+from mlxcel.core.events import ChoiceEvent, Completed, OutputEvent
+from mlxcel.core.jobs import ChatJob
+from mlxcel.core.ports import Constraint
+from mlxcel.services.conversation import Conversation, ConversationRenderer
+from mlxcel.services.generation import Answer, GenerationService, release
+
+log = logging.getLogger(__name__)
+
+
+class Choices:
+    """Several answers to one request, merged in the order in which their events come."""
+
+    def __init__(self, answers: list[Answer]) -> None:
+        self._answers = answers
+        self._queue: asyncio.Queue[ChoiceEvent | BaseException | None] = asyncio.Queue()
+        self._tasks = [asyncio.ensure_future(self._forward(index, answer)) for index, answer in enumerate(answers)]
+        self._open = len(answers)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._answers[0].prompt_tokens
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ChoiceEvent:
+        while self._open:
+            item = await self._queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                self._open -= 1
+                continue
+            return item
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End every generation."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for answer in self._answers:
+            await answer.aclose()
+
+    async def _forward(self, index: int, answer: Answer) -> None:
+        try:
+            async for event in answer:
+                self._queue.put_nowait(ChoiceEvent(index, event))
+            self._queue.put_nowait(None)
+        except Exception as error:
+            self._queue.put_nowait(error)
+
+
+class ChatService:
+    """Answers conversations with one model."""
+
+    def __init__(self, generation: GenerationService) -> None:
+        self._generation = generation
+        self._renderer = ConversationRenderer(generation.model)
+
+    async def start(self, job: ChatJob, *, choices: int = 1) -> Answer | Choices:
+        """Admit a conversation and begin to answer it. The caller closes what it gets.
+
+        Raises:
+            ServerBusy: the queue is full; told before anything is rendered.
+            InvalidRequest: the job cannot be served as it is.
+            ContextOverflow: the prompt does not fit the window.
+        """
+        self._renderer.check(job)
+        places = self._generation.reserve(job.options, choices)
+        answers: list[Answer] = []
+        try:
+            conversation = await self._render(job)
+            self._generation.check_length(conversation.prompt)
+            for choice, place in enumerate(places):
+                constraint = await self._constraint(job, conversation)
+                parser = self._renderer.parser(job, conversation)
+                work_id = job.id if choices == 1 else f"{job.id}-{choice}"
+                answers.append(
+                    self._generation.begin(place, work_id, conversation.prompt, job.options, parser, constraint, choice)
+                )
+        except BaseException:
+            release(places)
+            for answer in answers:
+                await answer.aclose()
+            raise
+        return answers[0] if choices == 1 else Choices(answers)
+
+    async def answer(self, job: ChatJob, *, choices: int = 1) -> list[Completed]:
+        """The whole answers, one a choice; see :meth:`start` for the errors."""
+        running = await self.start(job, choices=choices)
+        try:
+            return await _fold(running, choices, job)
+        finally:
+            await running.aclose()
+
+    async def render(self, job: ChatJob) -> str:
+        """The prompt text, rendered as for an answer."""
+        self._renderer.check(job)
+        return (await self._render(job)).text
+
+    async def count_tokens(self, job: ChatJob) -> int:
+        """Tokens of the prompt, rendered and encoded as for an answer."""
+        self._renderer.check(job)
+        return len((await self._render(job)).prompt.token_ids)
+
+    async def _render(self, job: ChatJob) -> Conversation:
+        return await self._generation.in_pool(lambda: self._renderer.render(job))
+
+    async def _constraint(self, job: ChatJob, conversation: Conversation) -> Constraint | None:
+        """The job's own constraint, or the grammar of a forced call where the engine can express it."""
+        if conversation.tool_grammar is None:
+            return await self._generation.constraint(job.options)
+        try:
+            options = dataclasses.replace(job.options, constraint=conversation.tool_grammar)
+            return await self._generation.constraint(options)
+        except InvalidRequest as error:
+            log.warning("request %s: the forced tool call is not constrained: %s", job.id, error.message)
+            return None
+
+
+async def _fold(events: AsyncIterator[OutputEvent], choices: int, job: ChatJob) -> list[Completed]:
+    completed: dict[int, Completed] = {}
+    async for event in events:
+        index, inner = (event.index, event.event) if isinstance(event, ChoiceEvent) else (0, event)
+        if isinstance(inner, Completed):
+            completed[index] = inner
+            _report(job, inner)
+    return [completed[index] for index in range(choices)]
+
+
+def _report(job: ChatJob, answer: Completed) -> None:
+    for warning in answer.warnings:
+        log.warning("request %s: %s", job.id, warning)
+    if job.tool_choice.forced and not answer.tool_calls:
+        log.warning("request %s: a forced tool choice ended without a call", job.id)
