@@ -31,6 +31,7 @@ def _cased_words(contraction: str) -> str:
 
 _TEKKEN = rf"{_cased_words('')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 _GPT4O = rf"{_cased_words(_CONTRACTION + '?')}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+_DEEPSEEK_CJK = "[一-龥ࠀ-一가-퟿]+"
 _CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
 _ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 _DEEPSEEK3 = (
@@ -78,7 +79,9 @@ class PreTokenizerRule:
     byte_encoded: bool = True
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        splits: list[pre_tokenizers.PreTokenizer] = [
+            pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns
+        ]
         if self.byte_encoded:
             splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         return pre_tokenizers.Sequence(splits)
@@ -96,7 +99,7 @@ def _table() -> dict[str, PreTokenizerRule]:
     falcon_numbers = r"[0-9][0-9][0-9]"
     newline_runs = PreTokenizerRule((r"[^\n]+|[\n]+",), byte_encoded=False)
     bailing = PreTokenizerRule(
-        (rf"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{{L}}\p{{N}}]?+\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
+        (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
     )
     groups: list[tuple[str, PreTokenizerRule]] = [
         ("default", PreTokenizerRule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", falcon_numbers))),
@@ -113,9 +116,10 @@ def _table() -> dict[str, PreTokenizerRule]:
         ("granite-embed-multi-97m", PreTokenizerRule((_GPT4O,), ignore_merges=True)),
         ("tiny_aya cohere2moe", PreTokenizerRule((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))),
         ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", deepseek3),
-        ("deepseek-coder", PreTokenizerRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"))),
+        ("deepseek-coder", PreTokenizerRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}"))),
         ("deepseek-llm", PreTokenizerRule(
-            (r"[\r\n]", rf"\s?{_code_points(_DEEPSEEK_LETTERS)}+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+", r"\p{N}+"))),
+            (r"[\r\n]", rf"\s?{_code_points(_DEEPSEEK_LETTERS)}+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _DEEPSEEK_CJK,
+             r"\p{N}+"))),
         ("falcon", PreTokenizerRule((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, falcon_numbers))),
         ("poro-chat bloom gpt3-finnish", bloom),
         ("viking", PreTokenizerRule((_BLOOM, r"\p{N}"))),
@@ -128,7 +132,7 @@ def _table() -> dict[str, PreTokenizerRule]:
             (rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
              r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",))),
         ("minicpm5", PreTokenizerRule(
-            (r"\p{N}{1,3}", rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"),
+            (r"\p{N}{1,3}", _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")),
             ignore_merges=True)),
         ("laguna", PreTokenizerRule((r"[^\n]+|[\n]+", _QWEN2))),
         ("jais-2", PreTokenizerRule(

@@ -168,7 +168,8 @@ def _finish(
     ends = {vocabulary.token_id(name) for name in ("eot_token_id", "eom_token_id")} | {eos_id} | (turn_ends & special)
     if "<|return|>" in vocabulary.ids or "<|calls|>" in vocabulary.ids:
         ends.discard(vocabulary.ids.get("<|end|>"))  # there it closes one message of several in a turn
-    tokens = {"bos_token": bos_id, "eos_token": eos_id, "unk_token": unk_id, "pad_token": vocabulary.token_id("padding_token_id")}
+    pad_id = vocabulary.token_id("padding_token_id")
+    tokens = {"bos_token": bos_id, "eos_token": eos_id, "unk_token": unk_id, "pad_token": pad_id}
     return TokenizerParts(
         backend=backend,
         piece_encoding=piece_encoding,
@@ -176,7 +177,7 @@ def _finish(
         special_ids=frozenset(special),
         bos_id=bos_id,
         eos_ids=frozenset(index for index in ends if index is not None),
-        pad_id=vocabulary.token_id("padding_token_id"),
+        pad_id=pad_id,
         prefix_ids=(bos_id,) if add_bos and bos_id is not None else (),
         suffix_ids=(eos_id,) if add_eos and eos_id is not None else (),
         special_tokens={name: vocabulary.tokens[index] for name, index in tokens.items() if index is not None},
@@ -272,7 +273,7 @@ def _wordpiece(vocabulary: _Vocabulary) -> TokenizerParts:
     """BERT WordPiece. GGUF marks the start of a word (▁); the model marks continuations (##)."""
     unk_id = vocabulary.token_id("unknown_token_id", 100)
     vocabulary.tokens = [
-        token if kind == _CONTROL or kind == _UNKNOWN else token[1:] if token.startswith("▁") else "##" + token
+        token if kind in (_CONTROL, _UNKNOWN) else token[1:] if token.startswith("▁") else "##" + token
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=False)
     ]
     vocabulary.ids = {}
