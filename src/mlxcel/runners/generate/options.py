@@ -42,7 +42,7 @@ class RopeOverrides:
         return self != RopeOverrides()
 
     def apply(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of a model config with these overrides; the window grows with the scale.
+        """A copy of a model config with these overrides; ``max_position_embeddings`` becomes the trained window.
 
         Raises:
             StartupError: a value is out of range.
@@ -54,7 +54,7 @@ class RopeOverrides:
             trained = int(self.yarn_orig_ctx or parameters.get("original_max_position_embeddings") or window)
             kept = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
             parameters = kept | self._scaling_parameters(factor or 1.0, trained)
-            window = int(trained * (factor or 1.0)) if trained else window
+            window = trained
         if self.freq_base is not None:
             parameters["rope_theta"] = self.freq_base
         changed = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_theta")}

@@ -85,6 +85,24 @@ def rope_parameters(config: Mapping[str, Any], default_theta: float = 10_000.0) 
     return merged
 
 
+def scaled_window_tokens(parameters: Mapping[str, Any], trained_tokens: int) -> int:
+    """The window that a scaling method makes of ``max_position_embeddings``.
+
+    Linear and dynamic scaling stretch it by their factor; YaRN stretches the trained window it names; the others state the
+    stretched window already.
+    """
+    factor = float(parameters.get("factor") or 1.0)
+    match str(parameters["rope_type"]):
+        case "linear" | "dynamic":
+            return int(trained_tokens * factor)
+        case "yarn":
+            return max(
+                trained_tokens, int(float(parameters.get("original_max_position_embeddings") or trained_tokens) * factor)
+            )
+        case _:
+            return trained_tokens
+
+
 def build_rope(parameters: Mapping[str, Any], head_dim: int, window_tokens: int) -> RopeSpec:
     """Compute the frequencies.
 

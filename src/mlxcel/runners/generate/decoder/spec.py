@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlxcel.runners.generate.decoder.rope import SCALING_METHODS, RopeSpec, build_rope, rope_parameters
+from mlxcel.runners.generate.decoder.rope import SCALING_METHODS, RopeSpec, build_rope, rope_parameters, scaled_window_tokens
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 
@@ -191,7 +191,7 @@ def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec | None:
         return None
     head_count, layer_count = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
     head_dim = int(config.get("head_dim") or (128 if family.qk_norm else config["hidden_size"] // head_count))
-    context_tokens = int(config.get("max_position_embeddings") or family.context_tokens)
+    trained_tokens = int(config.get("max_position_embeddings") or family.context_tokens)
     attention_bias = bool(config.get("attention_bias", False))
     multipliers = config if family.reads_multipliers else {}
     rope_layers = _rope_layers(config, family, layer_count)
@@ -204,9 +204,9 @@ def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec | None:
         head_count=head_count,
         kv_head_count=int(config.get("num_key_value_heads") or family.kv_head_count or head_count),
         head_dim=head_dim,
-        context_tokens=context_tokens,
+        context_tokens=scaled_window_tokens(parameters, trained_tokens),
         norm_eps=float(config.get("rms_norm_eps") or 1e-6),
-        rope=build_rope(parameters, head_dim, context_tokens),
+        rope=build_rope(parameters, head_dim, trained_tokens),
         rope_layers=rope_layers,
         windows=_windows(config, family, rope_layers),
         # Granite's attention_multiplier replaces 1/sqrt(head_dim) rather than adding to it.
