@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import logging
+from dataclasses import dataclass, field
 
 from mlxcel.services.chat import ChatService
 from mlxcel.services.status import StatusService

