@@ -11,8 +11,8 @@ from gguf.constants import GGMLQuantizationType
 from mlxcel.runners.weights.checkpoint import Checkpoint
 from mlxcel.runners.weights.fingerprint import fingerprint_of
 from mlxcel.runners.weights.gguf_architectures import describe
-from mlxcel.runners.weights.gguf_blocks import affine_rows, dense_rows, float_dtype
-from mlxcel.runners.weights.gguf_file import GgufFile, GgufTensor
+from mlxcel.runners.weights.gguf_blocks import affine_rows, dense_rows
+from mlxcel.runners.weights.gguf_file import GgufFile
 from mlxcel.runners.weights.gguf_recipes import Part
 from mlxcel.runners.weights.matrix import QuantisedMatrix
 
@@ -43,29 +43,26 @@ class GgufCheckpoint(Checkpoint):
     def shape(self, name: str) -> tuple[int, ...]:
         recipe = self._recipes[name]
         shapes = [self._part_shape(part) for part in recipe.parts]
-        shape = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
-        if recipe.adjust is None:
-            return shape
-        return tuple(recipe.adjust(torch.empty(shape, device="meta")).shape)
+        if recipe.combine is not None:
+            return tuple(recipe.combine([torch.empty(shape, device="meta") for shape in shapes]).shape)
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         recipe = self._recipes[name]
-        dense = []
-        for part in recipe.parts:
-            raw, kind = self._raw(part)
-            dense.append(dense_rows(raw, kind).view(self._part_shape(part)))
-        tensor = dense[0] if len(dense) == 1 else torch.cat(dense)
-        if recipe.adjust is not None:
-            tensor = recipe.adjust(tensor.to(torch.float32))
+        dense = [dense_rows(*self._raw(part)).view(self._part_shape(part)) for part in recipe.parts]
+        if recipe.combine is not None:
+            tensor = recipe.combine([part.to(torch.float32) for part in dense])
+        else:
+            tensor = dense[0] if len(dense) == 1 else torch.cat(dense)
         return tensor if dtype is None else tensor.to(dtype)
 
     def quantised(self, name: str) -> QuantisedMatrix | None:
         recipe = self._recipes[name]
-        if recipe.adjust is not None or any(len(self._part_shape(part)) != 2 for part in recipe.parts):
+        if recipe.combine is not None or any(len(self._part_shape(part)) != 2 for part in recipe.parts):
             return None
         raws = [self._raw(part) for part in recipe.parts]
         kinds = {kind for _, kind in raws}
-        if len(kinds) != 1 or float_dtype(raws[0][1]) is not None:
+        if len(kinds) != 1:
             return None
         return affine_rows(raws[0][0] if len(raws) == 1 else torch.cat([raw for raw, _ in raws]), raws[0][1])
 
@@ -74,20 +71,21 @@ class GgufCheckpoint(Checkpoint):
 
     def _part_shape(self, part: Part) -> tuple[int, ...]:
         shape = self._file.tensors[part.source].shape
-        return shape if part.index is None else shape[1:]
+        if part.index is not None:
+            shape = shape[1:]
+        return shape if part.rows is None else (part.rows[1] - part.rows[0], *shape[1:])
 
     def _raw(self, part: Part) -> tuple[torch.Tensor, GGMLQuantizationType]:
-        tensor: GgufTensor = self._file.tensors[part.source]
+        """The stored bytes of a part, uint8 [rows, row_bytes]; a vector is one element a row when its order matters."""
+        tensor = self._file.tensors[part.source]
         rows = self._file.rows(tensor)
         if part.index is not None:
             count = math.prod(tensor.shape[1:-1])
             rows = rows[part.index * count : (part.index + 1) * count]
+        if len(tensor.shape) == 1 and (part.rows is not None or part.order is not None):
+            rows = rows.view(tensor.shape[0], -1)
+        if part.rows is not None:
+            rows = rows[part.rows[0] : part.rows[1]]
         if part.order is not None:
-            # A vector is one row; its order is over elements, which only plain floats allow.
-            if len(tensor.shape) == 1:
-                element_bytes = tensor.size_bytes // tensor.shape[0]
-                elements = rows.view(-1, element_bytes)
-                rows = elements[part.order(elements.shape[0])].view(1, -1)
-            else:
-                rows = rows[part.order(rows.shape[0])]
+            rows = rows[part.order(rows.shape[0])]
         return rows, tensor.kind

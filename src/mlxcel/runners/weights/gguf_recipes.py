@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 RowOrder = Callable[[int], torch.Tensor]
+"""For a row count, the stored row that becomes each row: int64 [rows]."""
+
+Combine = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+"""Makes one dense tensor from several. Must also work on meta tensors, which give the shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,29 +21,110 @@ class Part:
     Attributes:
         source: GGUF tensor name.
         index: index into the outermost dimension (one expert of a stack); None takes the whole tensor.
-        order: for a row count, the order in which the rows are taken; None keeps them as stored.
+        rows: start and stop row, after ``index``; None takes all.
+        order: the order in which those rows are taken; None keeps them as stored.
     """
 
     source: str
     index: int | None = None
+    rows: tuple[int, int] | None = None
     order: RowOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """``parts`` stacked along the rows, then ``adjust`` (which also must work on meta tensors, for the shape)."""
+    """One tensor of the Hugging Face checkpoint. ``combine`` None stacks the parts along the rows, which keeps codes."""
 
     parts: tuple[Part, ...]
-    adjust: Callable[[torch.Tensor], torch.Tensor] | None = None
+    combine: Combine | None = None
 
 
-def unpermuted(head_count: int) -> RowOrder:
+def unpermuted(head_dim: int) -> RowOrder:
     """Undo llama.cpp's row order of query and key projections.
 
     It interleaves the two halves of each head for its RoPE kernel: stored row ``2 i + h`` is row ``h * half + i``.
     """
 
     def order(row_count: int) -> torch.Tensor:
-        return torch.arange(row_count).view(head_count, -1, 2).transpose(1, 2).reshape(-1)
+        return torch.arange(row_count).view(-1, head_dim // 2, 2).transpose(1, 2).reshape(-1)
 
     return order
+
+
+def grouped_qkv(head_count: int, group_count: int) -> RowOrder:
+    """Undo the split of a fused projection into all queries, all keys, all values.
+
+    The models that have it (BLOOM, GPT-NeoX, Falcon) store for each key/value head its queries, its key, then its value.
+    """
+
+    def order(row_count: int) -> torch.Tensor:
+        head_dim = row_count // (head_count + 2 * group_count)
+        heads = torch.arange(row_count).view(-1, head_dim)
+        queries, keys, values = torch.split(heads, [head_count, group_count, group_count])
+        queries = queries.view(group_count, -1, head_dim)
+        return torch.cat((queries, keys.unsqueeze(1), values.unsqueeze(1)), dim=1).reshape(-1)
+
+    return order
+
+
+def unshifted(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Norm weights that the model applies as ``1 + weight`` are stored with the 1 added."""
+    return parts[0] - 1.0
+
+
+def transposed(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """GPT-2 keeps its projections as [in, out]."""
+    return parts[0].transpose(-1, -2)
+
+
+def flattened(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0].flatten()
+
+
+def depthwise(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Convolution kernels [channels, taps] become [channels, 1, taps]."""
+    return parts[0].unsqueeze(1)
+
+
+def log_decay(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """State-space decay is stored as ``-exp(A_log)``."""
+    return torch.log(-parts[0])
+
+
+def flat_log_decay(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.log(-parts[0].flatten())
+
+
+def stacked_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Experts' gate and up rows, [experts, rows, in] each, one above the other within each expert."""
+    return torch.cat(tuple(parts), dim=-2)
+
+
+def stacked_columns(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As ``stacked_rows``, then [experts, in, rows]."""
+    return torch.cat(tuple(parts), dim=-2).transpose(-1, -2)
+
+
+def interleaved_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Row ``2 i`` is gate row ``i``, row ``2 i + 1`` is up row ``i``; the last dimension is the row (biases)."""
+    return torch.stack(tuple(parts), dim=-1).flatten(-2)
+
+
+def interleaved_columns(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As ``interleaved_rows`` for matrices [experts, rows, in], then [experts, in, rows]."""
+    return torch.stack(tuple(parts), dim=-2).flatten(-3, -2).transpose(-1, -2)
+
+
+def expert_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[experts, rows, in] as one matrix [experts * rows, in]."""
+    return parts[0].flatten(0, 1)
+
+
+def transposed_expert_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0].transpose(-1, -2).flatten(0, 1)
+
+
+def latent_kv(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """DeepSeek's ``kv_b_proj`` from its halves: keys [heads, latent, nope] and values [heads, value, latent]."""
+    keys, values = parts
+    return torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1)

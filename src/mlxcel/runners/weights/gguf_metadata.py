@@ -1,0 +1,60 @@
+"""Typed access to the keys of one architecture in a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mlxcel.core.errors import StartupError
+from mlxcel.runners.weights.gguf_file import GgufFile, GgufTensor
+
+
+class Metadata:
+    """The metadata and the tensor directory of a file; keys are looked up under the architecture's own prefix.
+
+    Attributes:
+        architecture: value of ``general.architecture``.
+        tensors: the tensor directory by GGUF name.
+    """
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self.architecture = str(file.metadata.get("general.architecture"))
+        self.tensors: Mapping[str, GgufTensor] = file.tensors
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._file.metadata.get(f"{self.architecture}.{key}", default)
+
+    def __contains__(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self._file.metadata
+
+    def top(self, key: str) -> Any:
+        """A key outside the architecture's prefix, such as ``tokenizer.ggml.eos_token_id``."""
+        return self._file.metadata.get(key)
+
+    def need(self, key: str) -> Any:
+        """Raises StartupError when the key is missing."""
+        value = self.get(key)
+        if value is None:
+            raise StartupError(f"{self._file.path} lacks the metadata key {self.architecture}.{key}")
+        return value
+
+    def largest(self, key: str) -> Any:
+        """A needed number; where the file gives one per layer, the largest."""
+        value = self.need(key)
+        return max(value) if isinstance(value, list) else value
+
+    def present(self, keys: Mapping[str, str]) -> dict[str, Any]:
+        """Configuration fields whose metadata key the file has."""
+        return {field: value for field, key in keys.items() if (value := self.get(key)) is not None}
+
+    def rows(self, tensor: GgufTensor) -> torch.Tensor:
+        return self._file.rows(tensor)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor. Raises StartupError when the file lacks it."""
+        if name not in self.tensors:
+            raise StartupError(f"{self._file.path} lacks the tensor {name}")
+        return self.tensors[name].shape
