@@ -1,0 +1,42 @@
+"""How many prompt tokens a step may carry without holding up the rows that decode in it: a small model of step times."""
+
+from __future__ import annotations
+
+_SMOOTHING = 0.2  # weight of the newest measurement
+_STEP_RATIO = 2.5  # a step that also prefills may take this many times a plain decode step
+
+
+class StepCosts:
+    """Running averages of measured step times.
+
+    Plain decode steps are averaged by row count (in powers of two); the extra time of a shared step by prompt token. Small
+    slices cost more per token than whole chunks do, so only shared steps count for the latter.
+    """
+
+    def __init__(self) -> None:
+        self._decode_s: dict[int, float] = {}
+        self._shared_token_s: float | None = None
+
+    def observe(self, *, decode_rows: int, prefill_tokens: int, step_s: float) -> None:
+        """Take the measured time of a step."""
+        if not decode_rows:
+            return
+        bucket = decode_rows.bit_length()
+        if not prefill_tokens:
+            self._decode_s[bucket] = _smooth(self._decode_s.get(bucket), step_s)
+            return
+        decode_s = self._decode_s.get(bucket)
+        if decode_s is not None:
+            token_s = max(step_s - decode_s, 0.1 * step_s) / prefill_tokens
+            self._shared_token_s = _smooth(self._shared_token_s, token_s)
+
+    def shared_tokens(self, decode_rows: int) -> int:
+        """Prompt tokens that fit beside ``decode_rows`` decoding rows; 0 while nothing is known."""
+        decode_s = self._decode_s.get(decode_rows.bit_length())
+        if decode_s is None or not self._shared_token_s:
+            return 0
+        return int((_STEP_RATIO - 1.0) * decode_s / self._shared_token_s)
+
+
+def _smooth(average: float | None, value: float) -> float:
+    return value if average is None else average + _SMOOTHING * (value - average)

@@ -1,0 +1,97 @@
+"""Builds the plan of one step: every decoding row, and as many prompt tokens beside them as the budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlxcel.core.errors import GenerationFailed, MlxcelError
+from mlxcel.core.work import RowStep, StepPlan
+from mlxcel.engine.config import EngineConfig
+from mlxcel.engine.sched.admission import Admission
+from mlxcel.engine.sched.budget import StepCosts
+from mlxcel.engine.sched.kv import KvLedger
+from mlxcel.engine.sched.policy import grant_tokens, split_prefill
+from mlxcel.engine.sched.row import Row, RowState
+from mlxcel.engine.sched.table import RowTable
+
+
+class Planner:
+    """``fail`` ends a row with an error."""
+
+    def __init__(
+        self, table: RowTable, admission: Admission, kv: KvLedger, costs: StepCosts, config: EngineConfig,
+        fail: Callable[[Row, MlxcelError], None],
+    ) -> None:
+        self._table = table
+        self._admission = admission
+        self._kv = kv
+        self._costs = costs
+        self._config = config
+        self._fail = fail
+        self._grant_tokens = grant_tokens(config.prefill_chunk_tokens, config.prefill_grant_interval)
+
+    def plan(self) -> StepPlan:
+        """Decide the next step. An empty plan means that nothing can run."""
+        steps = self._decode_steps()
+        waiting = [row for row in self._table.running if row.state is RowState.PREFILL]
+        if waiting:
+            waiting.sort(key=lambda row: row.order)
+            steps += self._prefill_steps(waiting, decode_rows=len(steps))
+        return StepPlan(tuple(steps))
+
+    def _decode_steps(self) -> list[RowStep]:
+        steps: list[RowStep] = []
+        running = self._table.running
+        block_tokens = self._kv.pool.block_tokens
+        place = 0
+        while place < len(running):  # weaker rows may leave from the end of the list meanwhile
+            row = running[place]
+            if row.state is RowState.DECODE:
+                position = row.computed_tokens
+                if position >= len(row.blocks) * block_tokens and not self._make_room(row, position + 1):
+                    continue  # the row itself has left the list
+                steps.append(self._step(row, 1))
+            place += 1
+        return steps
+
+    def _make_room(self, row: Row, tokens: int) -> bool:
+        """Grow a row's table, at the cost of the weakest rows if need be; False when the row itself had to give way."""
+        running = self._table.running
+        while not self._kv.grow(row, tokens):
+            victim = running[-1]
+            if victim is not row:
+                self._admission.preempt(victim)
+            elif len(running) > 1:
+                self._admission.preempt(row)
+                return False
+            else:
+                self._fail(row, GenerationFailed("KV cache budget exhausted"))
+                return False
+        return True
+
+    def _prefill_steps(self, waiting: list[Row], *, decode_rows: int) -> list[RowStep]:
+        config = self._config
+        chunk = config.prefill_chunk_tokens or sum(row.remaining_tokens for row in waiting)
+        total, head = chunk, chunk
+        if decode_rows:
+            head = min(chunk, self._grant_tokens)
+            total = min(chunk, max(head, self._costs.shared_tokens(decode_rows)))
+        elif len(waiting) > 1:
+            head = chunk // 2
+            if config.max_batch_prefill_tokens:
+                total = min(chunk, config.max_batch_prefill_tokens)
+        shares = split_prefill(
+            [row.remaining_tokens for row in waiting],
+            total_tokens=total, head_tokens=head, max_prompts=config.max_batch_prefill,
+        )
+        return [self._step(row, tokens) for row, tokens in zip(waiting, shares, strict=True) if tokens]
+
+    def _step(self, row: Row, count: int) -> RowStep:
+        position = row.computed_tokens
+        token_ids = tuple(row.tokens[position : position + count])
+        fresh_blocks = row.fresh_blocks
+        row.fresh_blocks = ()
+        if position + count < len(row.tokens):
+            return RowStep(row.row_id, token_ids, position, fresh_blocks, sample=False)
+        forced_id = row.thinking.forced_id() if row.thinking is not None else None
+        return RowStep(row.row_id, token_ids, position, fresh_blocks, True, forced_id, row.constrained)

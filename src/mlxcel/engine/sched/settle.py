@@ -1,0 +1,117 @@
+"""Takes the results of a step into the rows and says what happened, as events."""
+
+from __future__ import annotations
+
+import logging
+
+from mlxcel.core.errors import GenerationFailed, MlxcelError
+from mlxcel.core.events import EngineEvent, Failed, Finished, FinishReason, PrefillDone, Tokens
+from mlxcel.core.work import RowResult, RowStep, StepPlan, StepResult
+from mlxcel.engine.sched.admission import Admission
+from mlxcel.engine.sched.row import Row, RowState
+from mlxcel.engine.sched.table import RowTable
+from mlxcel.engine.stats import EngineCounters
+
+log = logging.getLogger(__name__)
+
+
+class Settler:
+    """Appends events to ``events``, the engine's outbox."""
+
+    def __init__(
+        self, table: RowTable, admission: Admission, counters: EngineCounters, events: list[EngineEvent],
+        *, context_tokens: int, context_shift: bool,
+    ) -> None:
+        self._table = table
+        self._admission = admission
+        self._counters = counters
+        self._events = events
+        self._context_tokens = context_tokens
+        self._context_shift = context_shift
+
+    def settle(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+        """Take the result of ``plan``, which has just run."""
+        counters = self._counters
+        decode_rows = 0
+        prefill_rows = 0
+        for step, outcome in zip(plan.rows, result.rows, strict=True):
+            row = self._table[step.row_id]
+            if row.state is RowState.DECODE:
+                decode_rows += 1
+            else:
+                prefill_rows += 1
+                counters.prefill_tokens += len(step.token_ids)
+            if outcome.error is not None:
+                self._fail(row, outcome.error)
+                continue
+            row.computed_tokens = step.position + len(step.token_ids)
+            if step.sample:
+                self._take(row, step, outcome, now_s)
+        counters.decode_steps += decode_rows > 0
+        counters.prefill_chunks += prefill_rows
+        counters.mixed_steps += decode_rows > 0 and prefill_rows > 0
+
+    def finish(self, row: Row, reason: FinishReason, now_s: float) -> None:
+        """End an open row and report it."""
+        self._table.end(row)
+        self._counters.sequences_completed += 1
+        self._events.append(Finished(row.work.id, reason, row.usage(), row.timings(now_s), row.truncated))
+
+    def fail(self, row: Row, error: MlxcelError) -> None:
+        """End a row, open or waiting, with an error."""
+        if row.state in (RowState.PREFILL, RowState.DECODE):
+            self._table.end(row)
+            self._counters.sequences_completed += 1
+        row.state = RowState.ENDED
+        self._events.append(Failed(row.work.id, error))
+
+    def _fail(self, row: Row, error: Exception) -> None:
+        if not isinstance(error, MlxcelError):
+            log.error("row %d failed", row.row_id, exc_info=error)
+            error = GenerationFailed("the generation of this request failed inside the engine")
+        self.fail(row, error)
+
+    def _take(self, row: Row, step: RowStep, outcome: RowResult, now_s: float) -> None:
+        if not outcome.token_ids:
+            self._fail(row, RuntimeError("the runner sampled no token"))
+            return
+        if row.state is RowState.PREFILL:
+            self._end_prefill(row, now_s)
+        row.last_token_s = now_s
+        reason: FinishReason | None = None
+        taken = 0
+        for token_id in outcome.token_ids:
+            reason = row.take(token_id, constrained=step.constrained)
+            taken += 1
+            if reason is not None:
+                break
+        row.computed_tokens += min(taken, len(outcome.token_ids) - 1)  # accepted drafts have their state already
+        self._counters.decode_tokens += taken
+        shown = taken - 1 if reason is FinishReason.EOS and row.tokens[-1] in row.work.stop_ids else taken
+        if shown == 1 and len(outcome.token_ids) == 1:
+            self._events.append(Tokens(row.work.id, outcome.token_ids, outcome.logprobs))
+        elif shown:
+            self._events.append(Tokens(row.work.id, outcome.token_ids[:shown], outcome.logprobs[:shown]))
+        if reason is not None:
+            self.finish(row, reason, now_s)
+        elif len(row.tokens) >= self._context_tokens:
+            self._window_full(row, now_s)
+
+    def _end_prefill(self, row: Row, now_s: float) -> None:
+        row.state = RowState.DECODE
+        if row.first_token_s < 0:
+            row.first_token_s = now_s
+            self._events.append(
+                PrefillDone(
+                    row.work.id, row.prompt_tokens, row.cached_tokens,
+                    queue_s=row.admitted_s - row.submitted_s, prefill_s=now_s - row.admitted_s,
+                )
+            )
+
+    def _window_full(self, row: Row, now_s: float) -> None:
+        if not self._context_shift:
+            row.truncated = True
+            self.finish(row, FinishReason.LENGTH, now_s)
+            return
+        self._admission.suspend(row)
+        row.shift_context()
