@@ -18,13 +18,21 @@ class Detokenizer:
 
     Args:
         skip_special: leave control tokens out of the text.
+        keep: control tokens that are shown all the same (delimiters that a parser reads).
         continues_text: the tokens continue a text, so a space that the vocabulary puts in front of words is kept. False
             decodes a text from its beginning and drops that one space.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues_text: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        keep: frozenset[int] = frozenset(),
+        continues_text: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._hidden = tokenizer.special_ids - keep if skip_special else frozenset()
         self._drop_space = tokenizer.strips_first_space and not continues_text
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -44,7 +52,7 @@ class Detokenizer:
         return self._decoder.decode(b"", final=True)
 
     def _push_one(self, token_id: int) -> str:
-        if self._skip_special and self._tokenizer.is_special(token_id):
+        if token_id in self._hidden:
             return ""
         raw = self._tokenizer.token_bytes(token_id)
         if self._drop_space and raw:

@@ -134,6 +134,11 @@ class OutputParser:
         return self._stop_string
 
     @property
+    def token_count(self) -> int:
+        """Tokens taken so far; those after a stop string do not count."""
+        return len(self._token_ids)
+
+    @property
     def reasoning_tokens(self) -> int:
         """Tokens that came while a thinking block was open, its closing delimiter included."""
         return self._reasoning_tokens
