@@ -25,6 +25,7 @@ from mlxcel.http.routes import all_routes
 from mlxcel.http.server import build_asgi
 from mlxcel.prefix_cache.settings import CacheSettings
 from mlxcel.services.chat import ChatService
+from mlxcel.services.completion import CompletionService
 from mlxcel.services.generation import GenerationService
 from mlxcel.services.model import ChatPolicy, ServedModel
 from mlxcel.services.status import StatusService
@@ -91,6 +92,7 @@ def build_app(config: ServerConfig, source: Source) -> App:
     rooms = Rooms(
         facts=facts,
         chat=ChatService(generation),
+        completion=CompletionService(generation),
         status=StatusService(model),
         max_body_bytes=config.network.max_body_bytes,
         ping_interval_s=interval_s if interval_s > 0 else None,
@@ -294,7 +296,7 @@ def _served_model(config: ServerConfig, source: Source, engine: EngineClient, co
         context_tokens=context_tokens,
         client=engine,
         tokenizer=tokenizer,
-        template=ChatTemplate(template_text, tokenizer.special_tokens),
+        template=ChatTemplate.from_tokenizer(tokenizer, template_text or None),
         constraints=ConstraintFactory(tokenizer),
         tool_format=chat_format,
         reasoning=detect_reasoning(template_text, tokenizer.token_id),

@@ -60,7 +60,7 @@ def _fail(message: str) -> int:
 
 def _usage() -> str:
     lines = [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
-    return "usage: mlxcel COMMAND [options]\n\ncommands:\n" + "\n".join(lines) + "\n\nmlxcel COMMAND --help shows its options."
+    return "\n".join(["usage: mlxcel COMMAND [options]", "", *lines, "", "mlxcel COMMAND --help shows its options."])
 
 
 if __name__ == "__main__":

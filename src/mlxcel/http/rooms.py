@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 
 from mlxcel.services.chat import ChatService
+from mlxcel.services.completion import CompletionService
 from mlxcel.services.status import StatusService
 from mlxcel.wire.context import ServerFacts
 
@@ -19,6 +20,7 @@ class Rooms:
     Attributes:
         facts: constant data for the wire modules.
         chat: conversations.
+        completion: raw prompts.
         status: health, slots and counters.
         max_body_bytes: largest request body.
         ping_interval_s: silence on a stream before a keep-alive; None for none.
@@ -26,6 +28,7 @@ class Rooms:
 
     facts: ServerFacts
     chat: ChatService
+    completion: CompletionService
     status: StatusService
     max_body_bytes: int = 64 * 2**20
     ping_interval_s: float | None = 5.0

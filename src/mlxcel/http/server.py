@@ -121,8 +121,6 @@ async def serve(
     server = uvicorn.Server(uvicorn_config(app, timeout_s=timeout_s))
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
-        while not server.started and not running.done():
-            await asyncio.sleep(0.005)
         ready = asyncio.ensure_future(model.wait_ready())
         await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
         if ready.done() and not running.done():

@@ -2,64 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator
-from typing import Self
+from collections.abc import Callable
 
 from mlxcel.core.errors import InvalidRequest
-from mlxcel.core.events import ChoiceEvent, Completed, OutputEvent
+from mlxcel.core.events import Completed
 from mlxcel.core.jobs import ChatJob
 from mlxcel.core.ports import Constraint
+from mlxcel.services.choices import Choices, fold
 from mlxcel.services.conversation import Conversation, ConversationRenderer
 from mlxcel.services.generation import Answer, GenerationService, release
 
 log = logging.getLogger(__name__)
-
-
-class Choices:
-    """Several answers to one request, merged in the order in which their events come."""
-
-    def __init__(self, answers: list[Answer]) -> None:
-        self._answers = answers
-        self._queue: asyncio.Queue[ChoiceEvent | BaseException | None] = asyncio.Queue()
-        self._tasks = [asyncio.ensure_future(self._forward(index, answer)) for index, answer in enumerate(answers)]
-        self._open = len(answers)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._answers[0].prompt_tokens
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ChoiceEvent:
-        while self._open:
-            item = await self._queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                self._open -= 1
-                continue
-            return item
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """End every generation."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for answer in self._answers:
-            await answer.aclose()
-
-    async def _forward(self, index: int, answer: Answer) -> None:
-        try:
-            async for event in answer:
-                self._queue.put_nowait(ChoiceEvent(index, event))
-            self._queue.put_nowait(None)
-        except Exception as error:
-            self._queue.put_nowait(error)
 
 
 class ChatService:
@@ -87,9 +42,10 @@ class ChatService:
                 constraint = await self._constraint(job, conversation)
                 parser = self._renderer.parser(job, conversation)
                 work_id = job.id if choices == 1 else f"{job.id}-{choice}"
-                answers.append(
-                    self._generation.begin(place, work_id, conversation.prompt, job.options, parser, constraint, choice)
+                answer = self._generation.begin(
+                    place, work_id, conversation.prompt, job.options, parser, constraint, choice, _reporter(job)
                 )
+                answers.append(answer)
         except BaseException:
             release(places)
             for answer in answers:
@@ -99,11 +55,7 @@ class ChatService:
 
     async def answer(self, job: ChatJob, *, choices: int = 1) -> list[Completed]:
         """The whole answers, one a choice; see :meth:`start` for the errors."""
-        running = await self.start(job, choices=choices)
-        try:
-            return await _fold(running, choices, job)
-        finally:
-            await running.aclose()
+        return await fold(await self.start(job, choices=choices))
 
     async def render(self, job: ChatJob) -> str:
         """The prompt text, rendered as for an answer."""
@@ -130,18 +82,11 @@ class ChatService:
             return None
 
 
-async def _fold(events: AsyncIterator[OutputEvent], choices: int, job: ChatJob) -> list[Completed]:
-    completed: dict[int, Completed] = {}
-    async for event in events:
-        index, inner = (event.index, event.event) if isinstance(event, ChoiceEvent) else (0, event)
-        if isinstance(inner, Completed):
-            completed[index] = inner
-            _report(job, inner)
-    return [completed[index] for index in range(choices)]
+def _reporter(job: ChatJob) -> Callable[[Completed], None]:
+    def report(answer: Completed) -> None:
+        for warning in answer.warnings:
+            log.warning("request %s: %s", job.id, warning)
+        if job.tool_choice.forced and not answer.tool_calls:
+            log.warning("request %s: a forced tool choice ended without a call", job.id)
 
-
-def _report(job: ChatJob, answer: Completed) -> None:
-    for warning in answer.warnings:
-        log.warning("request %s: %s", job.id, warning)
-    if job.tool_choice.forced and not answer.tool_calls:
-        log.warning("request %s: a forced tool choice ended without a call", job.id)
+    return report

@@ -13,11 +13,12 @@ from mlxcel.core.jobs import ChatJob, OutputConstraint, ReasoningOptions
 from mlxcel.core.work import ThinkingPlan
 from mlxcel.services.generation import Prompt
 from mlxcel.services.model import ServedModel
-from mlxcel.text.chat_template import place_instruction
 from mlxcel.text.detokenize import Detokenizer
 from mlxcel.text.output import OutputParser
 from mlxcel.text.reasoning import ReasoningSplitter
 from mlxcel.text.stop import StopMatcher
+from mlxcel.text.template_messages import place_instruction
+from mlxcel.text.tool_formats.stream import ToolStream
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,17 +79,19 @@ class ConversationRenderer:
         kwargs = self._template_kwargs(job)
         rendered = self._model.template.render(
             messages,
-            tools=tools,
+            tools,
             kwargs=kwargs,
             continue_final=job.continue_final and self._model.policy.continue_final,
+            with_boundaries=self._model.client.info.state == "snapshot",
         )
-        token_ids, boundaries = rendered.encode(self._model.tokenizer)
-        starts_thinking = self._model.reasoning is not None and rendered.opens_reasoning
+        token_ids, boundaries = rendered.encode_with_boundaries(self._model.tokenizer)
+        markers = self._model.reasoning
+        starts_thinking = markers is not None and rendered.ends_inside(markers.open, markers.close)
         return Conversation(
             prompt=Prompt(
-                token_ids=tuple(token_ids),
+                token_ids=token_ids,
                 cache_variant=_signature(kwargs, tools),
-                boundaries=tuple(boundaries),
+                boundaries=boundaries,
                 thinking=self._thinking_plan(job, starts_thinking),
             ),
             text=rendered.text,
@@ -103,21 +106,21 @@ class ConversationRenderer:
         stops = StopMatcher(job.options.stop) if job.options.stop else None
         if policy.skip_parsing:
             return OutputParser(Detokenizer(model.tokenizer, continues_text=True), stops)
-        markers = model.reasoning
-        tools = None
-        if conversation.tools and model.tool_format is not None:
-            tools = model.tool_format.stream(conversation.tools, parallel=job.parallel_tool_calls)
-        visible = set() if markers is None else {markers.open, markers.close}
-        if model.tool_format is not None:
-            visible |= set(model.tool_format.marker_texts)
-        detokenizer = Detokenizer(
-            model.tokenizer,
-            continues_text=True,
-            keep=frozenset(token_id for text in visible if (token_id := model.tokenizer.token_id(text)) is not None),
+        markers, fmt = model.reasoning, model.tool_format
+        calls = None
+        if fmt is not None and (conversation.tools or fmt.owns_output):
+            calls = ToolStream(fmt, conversation.tools, parallel=job.parallel_tool_calls)
+        splitter = None
+        if markers is not None and (fmt is None or not fmt.owns_output):
+            ends = fmt.ends_thinking if fmt is not None else ()
+            splitter = ReasoningSplitter(markers, starts_inside=conversation.starts_thinking, implicit_ends=ends)
+        return OutputParser(
+            Detokenizer(model.tokenizer, continues_text=True, keep=model.delimiter_ids),
+            stops,
+            reasoning=splitter,
+            tools=calls,
+            reasoning_format=job.reasoning.format or policy.reasoning_format,
         )
-        reasoning_format = job.reasoning.format or policy.reasoning_format
-        splitter = None if markers is None else ReasoningSplitter(markers, starts_inside=conversation.starts_thinking)
-        return OutputParser(detokenizer, stops, reasoning=splitter, tools=tools, reasoning_format=reasoning_format)
 
     def _visible_tools(self, job: ChatJob) -> tuple[ToolSpec, ...]:
         if job.tool_choice.mode == "none":
@@ -139,7 +142,9 @@ class ConversationRenderer:
         tool_format = self._model.tool_format
         if not job.tool_choice.forced or tool_format is None:
             return None
-        return tool_format.grammar(tools, parallel=job.tool_choice.mode == "required" and job.parallel_tool_calls)
+        if tool_format.shape is None:
+            return None
+        return tool_call_grammar(tool_format.shape, tools, named=job.tool_choice.mode == "named")
 
     def _template_kwargs(self, job: ChatJob) -> dict[str, Any]:
         """Server defaults, then the reasoning options, then the request's own variables; the later win per key."""

@@ -29,12 +29,11 @@ from mlxcel.core.ports import Constraint
 from mlxcel.core.sampling import SamplingParams
 from mlxcel.core.usage import Timings, Usage
 from mlxcel.core.work import CachePolicy, GenerateWork, ThinkingPlan
-from mlxcel.engine.client import EngineClient, Reservation
+from mlxcel.engine.client import Reservation
 from mlxcel.engine.stream import EventStream
 from mlxcel.services.model import ServedModel
 from mlxcel.text.output import OutputParser
 from mlxcel.text.tokenizer import Tokenizer
-
 
 R = TypeVar("R")
 
@@ -63,8 +62,16 @@ class Answer:
     frees its slot. Errors of the generation are raised from the iteration.
     """
 
-    def __init__(self, stream: EventStream, parser: OutputParser, tokenizer: Tokenizer, prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        stream: EventStream,
+        parser: OutputParser,
+        tokenizer: Tokenizer,
+        prompt_tokens: int,
+        report: Callable[[Completed], None] | None = None,
+    ) -> None:
         self.prompt_tokens = prompt_tokens
+        self._report = report
         self._stream = stream
         self._parser = parser
         self._tokenizer = tokenizer
@@ -122,21 +129,22 @@ class Answer:
         self._ready.extend(end.pieces)
         measured = dataclasses.replace(self._timings, decode_s=time.perf_counter() - self._decode_started_s)
         usage = Usage(self.prompt_tokens, self._cached_tokens, self._completion_tokens, end.reasoning_tokens)
-        self._ready.append(
-            Completed(
-                reason=end.reason,
-                text=end.text,
-                usage=usage,
-                timings=measured if finished is None else finished.timings,
-                reasoning=end.reasoning,
-                tool_calls=end.tool_calls,
-                stop_string=end.stop_string,
-                logprobs=end.logprobs,
-                token_ids=end.token_ids,
-                truncated=finished.truncated if finished is not None else False,
-                warnings=end.warnings,
-            )
+        completed = Completed(
+            reason=end.reason,
+            text=end.text,
+            usage=usage,
+            timings=measured if finished is None else finished.timings,
+            reasoning=end.reasoning,
+            tool_calls=end.tool_calls,
+            stop_string=end.stop_string,
+            logprobs=end.logprobs,
+            token_ids=end.token_ids,
+            truncated=finished.truncated if finished is not None else False,
+            warnings=end.warnings,
         )
+        if self._report is not None:
+            self._report(completed)
+        self._ready.append(completed)
 
     def _pieces(self, logprobs: Sequence[TokenLogprob]) -> list[PieceLogprob]:
         return [
@@ -204,12 +212,14 @@ class GenerationService:
         parser: OutputParser,
         constraint: Constraint | None = None,
         choice: int = 0,
+        report: Callable[[Completed], None] | None = None,
     ) -> Answer:
         """Submit one generation.
 
         Args:
             place: consumed by this call, also when it raises.
             choice: number among several answers to one request; it shifts a given seed.
+            report: called with the end of the answer, before a reader gets it.
 
         Raises:
             ContextOverflow: the prompt leaves no room in the window.
@@ -218,7 +228,7 @@ class GenerationService:
         with place:
             work = self._work(work_id, prompt, options, constraint, choice)
             stream = self.model.client.submit(place, work)
-        return Answer(stream, parser, self.model.tokenizer, len(prompt.token_ids))
+        return Answer(stream, parser, self.model.tokenizer, len(prompt.token_ids), report)
 
     def check_length(self, prompt: Prompt) -> None:
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from mlxcel.core.sampling import LoopDetection
@@ -46,7 +47,7 @@ class ChatPolicy:
     context_shift: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ServedModel:
     """Everything a conversation with one model needs.
 
@@ -70,3 +71,12 @@ class ServedModel:
     policy: ChatPolicy = field(default_factory=ChatPolicy)
     aliases: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def delimiter_ids(self) -> frozenset[int]:
+        """Control tokens that a parser reads, so that the detokenizer must show them."""
+        texts: set[str] = set() if self.tool_format is None else set(self.tool_format.marker_texts)
+        if self.reasoning is not None:
+            texts |= {self.reasoning.open, self.reasoning.close}
+        found = (self.tokenizer.token_id(text) for text in texts)
+        return frozenset(token_id for token_id in found if token_id is not None)

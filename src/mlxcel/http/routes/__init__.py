@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mlxcel.http.route import Route
-from mlxcel.http.routes import chat, status
+from mlxcel.http.routes import chat, completions, status
 
 
 def all_routes() -> tuple[Route, ...]:
     """The table, in the order of the docs page."""
-    return (*chat.ROUTES, *status.ROUTES)
+    return (*chat.ROUTES, *completions.ROUTES, *status.ROUTES)
