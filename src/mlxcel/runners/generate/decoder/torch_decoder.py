@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from mlxcel.runners.generate.batch import RaggedBatch
-from mlxcel.runners.generate.decoder.attention import KvPool, RaggedLayout
+from mlxcel.runners.generate.decoder.attention import PagedKeysValues, RaggedLayout, Scoring, WindowRule
 from mlxcel.runners.generate.decoder.linear import Linear, LinearLoader
 from mlxcel.runners.generate.decoder.spec import Activation, DecoderSpec
 
@@ -45,7 +45,8 @@ class _Layer:
     gate_up: Linear
     down: Linear
     rotates: bool
-    window: int
+    cache: PagedKeysValues
+    scoring: Scoring
 
 
 class TorchDecoder:
@@ -80,7 +81,6 @@ class TorchDecoder:
         self._dtype = dtype
         self._device = device
         self._activation = _ACTIVATIONS[spec.activation]
-        self._windows = frozenset(spec.windows)
         loader = LinearLoader(checkpoint, dtype, device)
         self._embedding = loader.dense(f"{spec.embedding_name}.weight")
         self._layers = [self._load_layer(loader, index) for index in range(spec.layer_count)]
@@ -88,11 +88,11 @@ class TorchDecoder:
         self._head = loader.head(spec.head_name, self._embedding if spec.tied else None)
         cosines, sines = spec.rope.tables(context_tokens)
         self._cosines, self._sines = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
-        shape = (spec.layer_count, block_count, block_tokens, spec.kv_head_count, spec.head_dim)
-        self._pool = KvPool(shape, dtype, device)
 
     def _load_layer(self, loader: LinearLoader, index: int) -> _Layer:
         spec, names = self._spec, self._spec.layer_names(index)
+        blocks = (self.block_count, self.block_tokens)
+        window = spec.windows[index]
         return _Layer(
             input_norm=loader.vector(f"{names.input_norm}.weight"),
             qkv=loader.linear((names.q, names.k, names.v), biased=spec.qkv_bias),
@@ -103,21 +103,22 @@ class TorchDecoder:
             gate_up=loader.linear((names.gate, names.up), biased=spec.mlp_bias),
             down=loader.linear((names.down,), biased=spec.mlp_bias),
             rotates=spec.rope_layers[index],
-            window=spec.windows[index],
+            cache=PagedKeysValues(blocks, spec.kv_head_count, (spec.head_dim, spec.head_dim), self._dtype, self._device),
+            scoring=Scoring(spec.attention_scale, WindowRule(window) if window else None),
         )
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """See :meth:`Decoder.forward <mlxcel.runners.generate.batch.Decoder.forward>`."""
         spec = self._spec
-        layout = RaggedLayout(batch, self.block_tokens, self._windows, self._dtype, self._device)
+        layout = RaggedLayout(batch, self.block_tokens, self._dtype, self._device)
         positions = batch.positions.to(self._device)
         rotation = (self._cosines[positions][:, None, :], self._sines[positions][:, None, :])
         hidden = F.embedding(batch.token_ids.to(self._device), self._embedding)
         if spec.embedding_multiplier != 1.0:
             hidden = hidden * spec.embedding_multiplier
-        for index, layer in enumerate(self._layers):
-            attended = layer.o(self._attention(layer, index, self._norm(hidden, layer.input_norm), rotation, layout))
+        for layer in self._layers:
+            attended = layer.o(self._attention(layer, self._norm(hidden, layer.input_norm), rotation, layout))
             hidden = self._add(hidden, attended)
             gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
             hidden = self._add(hidden, layer.down(self._activation(gate) * up))
@@ -128,7 +129,6 @@ class TorchDecoder:
     def _attention(
         self,
         layer: _Layer,
-        index: int,
         x: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
         layout: RaggedLayout,
@@ -141,8 +141,8 @@ class TorchDecoder:
             keys = F.rms_norm(keys, (spec.head_dim,), layer.k_norm, spec.norm_eps)
         if layer.rotates:
             queries, keys = _rotate(queries, rotation), _rotate(keys, rotation)
-        self._pool.append(index, layout.slots, keys, values)
-        return layout.attend(queries, self._pool, index, scale=spec.attention_scale, window=layer.window)
+        layer.cache.append(layout.slots, keys, values)
+        return layout.attend(queries, layer.cache, layer.scoring)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self._spec.norm_eps)
