@@ -17,7 +17,16 @@ def _serve(arguments: Sequence[str]) -> int:
     return run(arguments)
 
 
-COMMANDS: dict[str, tuple[Command, str]] = {"serve": (_serve, "serve a model over HTTP (the same as mlxcel-server)")}
+def _bench(arguments: Sequence[str]) -> int:
+    from mlxcel.cli.bench.command import run
+
+    return run(arguments)
+
+
+COMMANDS: dict[str, tuple[Command, str]] = {
+    "serve": (_serve, "serve a model over HTTP (the same as mlxcel-server)"),
+    "bench": (_bench, "measure a server"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

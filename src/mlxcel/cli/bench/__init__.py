@@ -1,0 +1,1 @@
+"""``mlxcel bench``: measures any OpenAI-compatible server over HTTP."""
