@@ -68,9 +68,7 @@ def table(report: Report) -> str:
     lines = [f"{report.model} at {report.server}", "", "prefill        tok/s    TTFT"]
     lines += [f"{row.prompt_tokens:>7} tok {row.tokens_per_s:>9.0f} {row.ttft_s * 1000:>7.0f} ms" for row in report.prefill]
     lines += ["", "streams   tok/s   inter-token p50 / p99   TTFT p50"]
-    lines += [
-        f"{row.streams:>7} {row.tokens_per_s:>7.0f} {row.inter_token_p50_s * 1000:>11.1f} / {row.inter_token_p99_s * 1000:.1f} ms"
-        f" {row.ttft_p50_s * 1000:>9.0f} ms"
-        for row in report.decode
-    ]
+    for row in report.decode:
+        gaps = f"{row.inter_token_p50_s * 1000:>11.1f} / {row.inter_token_p99_s * 1000:.1f} ms"
+        lines.append(f"{row.streams:>7} {row.tokens_per_s:>7.0f} {gaps} {row.ttft_p50_s * 1000:>9.0f} ms")
     return "\n".join(lines)
