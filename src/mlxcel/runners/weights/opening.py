@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlxcel.core.errors import StartupError
 from mlxcel.runners.weights.checkpoint import Checkpoint
-from mlxcel.runners.weights.gguf_checkpoint import GgufCheckpoint
+from mlxcel.runners.weights.gguf.checkpoint import GgufCheckpoint
 from mlxcel.runners.weights.safetensors_folder import SafetensorsCheckpoint
 
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mlxcel.runners.weights.gguf_metadata import Metadata
-from mlxcel.runners.weights.gguf_rope import rope_parameters
+from mlxcel.runners.weights.gguf.metadata import Metadata
+from mlxcel.runners.weights.gguf.rope import rope_parameters
 
 _SIGMOID_GATING = 2  # llama.cpp's expert_gating_func
 _LLAMA4_EXPERTS_WITHOUT_NORM = 128  # Maverick; the file does not say whether queries and keys are normalised
@@ -48,7 +48,7 @@ def headed(metadata: Metadata) -> dict[str, Any]:
 
 
 def windowed(metadata: Metadata) -> dict[str, Any]:
-    """Every fourth layer attends to everything, the others to a window."""
+    """Every fourth layer attends to everything, the others to a window; without a window all do."""
     window = metadata.get("attention.sliding_window")
     if not window:
         count = metadata.need("block_count")
@@ -118,10 +118,6 @@ def cohere(metadata: Metadata) -> dict[str, Any]:
     return plain_rope(metadata) | {"use_qk_norm": "blk.0.attn_q_norm.weight" in metadata.tensors}
 
 
-def cohere2(metadata: Metadata) -> dict[str, Any]:
-    return windowed(metadata)
-
-
 def granite(metadata: Metadata) -> dict[str, Any]:
     return plain_rope(metadata) | {"attention_bias": "blk.0.attn_q.bias" in metadata.tensors}
 
@@ -165,10 +161,6 @@ def deepseek2(metadata: Metadata) -> dict[str, Any]:
         return fields | {"model_type": "deepseek_v3"}
     grouped = metadata.get("expert_group_count", 1) > 1
     return fields | {"topk_method": "group_limited_greedy" if grouped else "greedy"}
-
-
-def hunyuan(metadata: Metadata) -> dict[str, Any]:
-    return headed(metadata)
 
 
 def lfm2(metadata: Metadata) -> dict[str, Any]:
@@ -254,8 +246,6 @@ def falcon(metadata: Metadata) -> dict[str, Any]:
         "parallel_attn": True,
         "bias": False,
         "alibi": False,
-        "ffn_hidden_size": metadata.need("feed_forward_length"),
-        "tie_word_embeddings": "output.weight" not in metadata.tensors,
     }
 
 
@@ -279,9 +269,88 @@ def ernie_moe(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def mistral3(metadata: Metadata) -> dict[str, Any]:
+    """Ministral 3: YaRN, and queries that grow with the position as in Llama 4."""
+    fields = headed(metadata)
+    rope = fields["rope_parameters"]
+    if rope["rope_type"] == "yarn":
+        multiplier = metadata.get("rope.scaling.yarn_log_multiplier", 0.0)
+        rope |= {"mscale": multiplier, "mscale_all_dim": multiplier}
+    rope["llama_4_scaling_beta"] = metadata.get("attention.temperature_scale", 0.0)
+    return fields | {"sliding_window": None}
+
+
+def qwen3_next(metadata: Metadata) -> dict[str, Any]:
+    """Gated delta nets (https://arxiv.org/abs/2412.06464) with full attention in every few layers."""
+    count = metadata.need("block_count") - metadata.get("nextn_predict_layers", 0)
+    recurrent = metadata.get("attention.recurrent_layers")
+    if recurrent is None:
+        interval = metadata.get("full_attention_interval", 4)
+        recurrent = [(layer + 1) % interval != 0 for layer in range(count)]
+    heads = metadata.need("ssm.time_step_rank")
+    return headed(metadata) | {
+        "num_hidden_layers": count,
+        "layer_types": ["linear_attention" if flag else "full_attention" for flag in recurrent[:count]],
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": metadata.need("ssm.inner_size") // heads,
+    }
+
+
+def gemma4(metadata: Metadata) -> dict[str, Any]:
+    """Layers with full attention have larger heads and rotate a part of them; some files share keys and values."""
+    types = layer_types(metadata, 6)
+    full = rope_parameters(metadata, head_dim(metadata))
+    frequencies = full.get("long_factor", [1.0])
+    rotated = sum(1 for factor in frequencies if factor == 1.0) / len(frequencies)
+    widths = metadata.need("feed_forward_length")
+    fields = {
+        "head_dim": metadata.get("attention.key_length_swa", head_dim(metadata)),
+        "global_head_dim": head_dim(metadata),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": types,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": full["rope_theta"],
+                "partial_rotary_factor": rotated,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", 10000.0)},
+        },
+        "intermediate_size": min(widths) if isinstance(widths, list) else widths,
+        "use_double_wide_mlp": isinstance(widths, list) and max(widths) > min(widths),
+        "enable_moe_block": "expert_count" in metadata,
+        "attention_k_eq_v": any(
+            f"blk.{layer}.attn_k.weight" in metadata.tensors and f"blk.{layer}.attn_v.weight" not in metadata.tensors
+            for layer in range(len(types))
+        ),
+    }
+    heads = metadata.need("attention.head_count_kv")
+    if isinstance(heads, list):
+        sliding, everything = types.index("sliding_attention"), types.index("full_attention")
+        fields |= {"num_key_value_heads": heads[sliding], "num_global_key_value_heads": heads[everything]}
+    if "per_layer_token_embd.weight" in metadata.tensors:
+        fields["vocab_size_per_layer_input"] = metadata.shape("per_layer_token_embd.weight")[0]
+    return fields
+
+
+def falcon_h1(metadata: Metadata) -> dict[str, Any]:
+    """The converter folds the model's multipliers into the weights, so all are 1 here."""
+    heads, inner = metadata.need("ssm.time_step_rank"), metadata.need("ssm.inner_size")
+    scalars = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
+    return headed(metadata) | {
+        "mamba_d_ssm": inner,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in metadata.tensors,
+        "mamba_norm_before_gate": False,
+        **{f"{name}_multiplier": 1.0 for name in scalars},
+        "mlp_multipliers": [1.0, 1.0],
+        "ssm_multipliers": [1.0] * 5,
+    }
+
+
 def minimax_m2(metadata: Metadata) -> dict[str, Any]:
-    rope = rope_parameters(metadata, head_dim(metadata))
-    return {"rope_parameters": rope, "head_dim": head_dim(metadata), "rotary_dim": metadata.need("rope.dimension_count")}
+    return headed(metadata) | {"rotary_dim": metadata.need("rope.dimension_count")}
 
 
 def gemma3n(metadata: Metadata) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mlxcel.core.errors import StartupError
-from mlxcel.runners.weights.gguf_file import GgufFile, GgufTensor
+from mlxcel.runners.weights.gguf.file import GgufFile, GgufTensor
 
 
 class Metadata:

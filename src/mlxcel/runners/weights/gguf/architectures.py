@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxcel.core.errors import StartupError
-from mlxcel.runners.weights.gguf_config import head_dim
-from mlxcel.runners.weights.gguf_families import family_of
-from mlxcel.runners.weights.gguf_family import COMMON_FIELDS, COMMON_NAMES, TOP_NAMES, Family
-from mlxcel.runners.weights.gguf_file import GgufFile, GgufTensor
-from mlxcel.runners.weights.gguf_metadata import Metadata
-from mlxcel.runners.weights.gguf_recipes import Part, Recipe, RowOrder, grouped_qkv, unpermuted, unshifted
+from mlxcel.runners.weights.gguf.families import family_of
+from mlxcel.runners.weights.gguf.family import COMMON_FIELDS, COMMON_NAMES, TOP_NAMES, Family
+from mlxcel.runners.weights.gguf.file import GgufFile, GgufTensor
+from mlxcel.runners.weights.gguf.metadata import Metadata
+from mlxcel.runners.weights.gguf.recipes import Order, Part, Recipe, unshifted
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 # Rotation frequencies are read as configuration.
@@ -77,91 +76,80 @@ class _Translator:
         self._layer_count = layer_count
         self._names = {**COMMON_NAMES, **family.names}
         self._top_names = {**TOP_NAMES, **family.names}
+        self._orders = family.orders(metadata)
+        self._column_orders = family.column_orders(metadata)
         self._merged = {source for sources, _ in family.merges.values() for source in sources}
-        self._head_dim = head_dim(metadata) if metadata.get("attention.head_count") else 0  # 0: no attention at all
 
     def recipes(self) -> dict[str, Recipe]:
         recipes: dict[str, Recipe] = {}
-        unknown = []
         layers: dict[int, set[str]] = {}
         for tensor in self._file.tensors.values():
-            if _NOT_WEIGHTS.fullmatch(tensor.name):
-                continue
             block = _BLOCK.fullmatch(tensor.name)
-            key = block[2] if block else tensor.name
-            layer = int(block[1]) if block else None
-            if layer is not None:
-                if self._layer_count is not None and layer >= self._layer_count:
-                    continue
-                layers.setdefault(layer, set()).add(key)
-            if key in self._merged:
+            layer, key = (int(block[1]), block[2]) if block else (None, tensor.name)
+            if _NOT_WEIGHTS.fullmatch(tensor.name) or self._is_beyond(layer):
                 continue
-            made = dict(self._single(tensor, layer, key))
-            if not made:
-                unknown.append(tensor.name)
-            recipes |= made
-        if unknown:
-            raise StartupError(f"{self._file.path} has tensors that are not understood, first {unknown[0]}")
+            if layer is not None:
+                layers.setdefault(layer, set()).add(key)
+            if key not in self._merged:
+                recipes |= self._alone(tensor, layer, key)
         for layer, keys in layers.items():
             recipes |= self._merges(layer, keys)
         return recipes
 
-    def _single(self, tensor: GgufTensor, layer: int | None, key: str) -> Iterator[tuple[str, Recipe]]:
+    def _is_beyond(self, layer: int | None) -> bool:
+        return layer is not None and self._layer_count is not None and layer >= self._layer_count
+
+    def _alone(self, tensor: GgufTensor, layer: int | None, key: str) -> dict[str, Recipe]:
         """The Hugging Face tensors that one GGUF tensor makes on its own."""
         target = self._target(layer, key)
         if target is None:
-            yield from self._split(tensor, layer, key)
-        elif "{expert}" in target:
-            for expert in range(tensor.shape[0]):
-                yield target.replace("{expert}", str(expert)), Recipe((Part(tensor.name, index=expert),))
-        else:
-            combine = self._family.changes.get(key)
-            if self._family.shifted_norms and key.endswith("norm.weight"):
-                combine = unshifted
-            yield target, Recipe((Part(tensor.name, order=self._order(key, tensor)),), combine)
+            recipes = dict(self._split(tensor, layer, key))
+            if not recipes:
+                raise StartupError(f"{self._file.path} has a tensor that is not understood: {tensor.name}")
+            return recipes
+        if "{expert}" in target:
+            experts = range(tensor.shape[0])
+            return {target.replace("{expert}", str(expert)): Recipe((Part(tensor.name, expert),)) for expert in experts}
+        combine = self._family.changes.get(key)
+        if self._family.shifted_norms and key.endswith("norm.weight") and not key.startswith("ssm_"):
+            combine = unshifted
+        columns = self._column_orders.get(key.rpartition(".")[0])
+        return {target: Recipe((Part(tensor.name),), self._order(key), combine, columns)}
 
     def _target(self, layer: int | None, key: str) -> str | None:
         names = self._top_names if layer is None else self._names
-        prefix = "" if layer is None else self._family.layer.replace("{layer}", str(layer))
+        prefix = self._prefix(layer)
         if key in names:
             return prefix + names[key]
         stem, _, suffix = key.rpartition(".")
         return f"{prefix}{names[stem]}.{suffix}" if stem in names else None
 
+    def _prefix(self, layer: int | None) -> str:
+        return "" if layer is None else self._family.layer.replace("{layer}", str(layer))
+
+    def _order(self, key: str) -> Order | None:
+        return self._orders.get(key, self._orders.get(key.rpartition(".")[0]))
+
     def _split(self, tensor: GgufTensor, layer: int | None, key: str) -> Iterator[tuple[str, Recipe]]:
         """Tensors that the converter may fuse although the Hugging Face checkpoint has them apart."""
         stem, _, suffix = key.rpartition(".")
         if stem == "attn_qkv":
-            value_rows = self._rows_of_values(tensor)
-            query_rows = tensor.shape[0] - 2 * value_rows
+            output = self._file.tensors[f"blk.{layer}.attn_output.weight"]
+            query_rows = output.shape[-1]
+            value_rows = (tensor.shape[0] - query_rows) // 2
             stops = (0, query_rows, query_rows + value_rows, query_rows + 2 * value_rows)
             for index, name in enumerate(("attn_q", "attn_k", "attn_v")):
-                part_key = f"{name}.{suffix}"
-                rows = (stops[index], stops[index + 1])
-                order = self._order(part_key, tensor)
-                yield str(self._target(layer, part_key)), Recipe((Part(tensor.name, rows=rows, order=order),))
+                part = Part(tensor.name, rows=(stops[index], stops[index + 1]))
+                yield str(self._target(layer, f"{name}.{suffix}")), Recipe((part,), self._order(name))
         elif stem == "ffn_gate_up_exps":
             half = tensor.shape[1] // 2
             for expert in range(tensor.shape[0]):
                 for name, rows in (("ffn_gate_exps", (0, half)), ("ffn_up_exps", (half, 2 * half))):
                     target = str(self._target(layer, f"{name}.{suffix}")).replace("{expert}", str(expert))
-                    yield target, Recipe((Part(tensor.name, index=expert, rows=rows),))
-
-    def _rows_of_values(self, tensor: GgufTensor) -> int:
-        output = self._file.tensors[tensor.name.replace("attn_qkv", "attn_output").replace(".bias", ".weight")]
-        return (tensor.shape[0] - output.shape[-1]) // 2
-
-    def _order(self, key: str, tensor: GgufTensor) -> RowOrder | None:
-        stem = key.rpartition(".")[0]
-        if self._family.permuted and stem in ("attn_q", "attn_k"):
-            return unpermuted(self._head_dim)
-        if self._family.fused_order and stem == "attn_qkv":
-            values = self._rows_of_values(tensor)
-            return grouped_qkv((tensor.shape[0] - 2 * values) // self._head_dim, values // self._head_dim)
-        return None
+                    yield target, Recipe((Part(tensor.name, expert, rows),))
 
     def _merges(self, layer: int, keys: set[str]) -> Iterator[tuple[str, Recipe]]:
-        prefix = self._family.layer.replace("{layer}", str(layer))
         for target, (sources, combine) in self._family.merges.items():
             if keys.issuperset(sources):
-                yield prefix + target, Recipe(tuple(Part(f"blk.{layer}.{source}") for source in sources), combine)
+                parts = tuple(Part(f"blk.{layer}.{source}") for source in sources)
+                yield self._prefix(layer) + target, Recipe(parts, self._orders.get(target), combine)

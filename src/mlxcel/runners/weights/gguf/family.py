@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxcel.runners.weights import gguf_config as config
-from mlxcel.runners.weights.gguf_metadata import Metadata
-from mlxcel.runners.weights.gguf_recipes import Combine
+from mlxcel.runners.weights.gguf import config
+from mlxcel.runners.weights.gguf.metadata import Metadata
+from mlxcel.runners.weights.gguf.orders import as_stored
+from mlxcel.runners.weights.gguf.recipes import Combine, Order
 
-Merge = tuple[tuple[str, ...], Combine]
+Merge = tuple[tuple[str, ...], Combine | None]
+"""GGUF names of a block, and how they combine; None stacks their rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,9 @@ class Family:
         merges: Hugging Face name inside ``layer`` -> the GGUF tensors that make it.
         changes: GGUF name as in ``names`` -> what to do to the tensor.
         layer: prefix of a block's names.
-        permuted: query and key rows are in llama.cpp's order.
-        shifted_norms: norm weights are stored with 1 added.
-        fused_order: query, key and value rows of ``attn_qkv`` are grouped by head in the Hugging Face checkpoint.
+        orders: row orders to undo, by GGUF name as in ``names`` or by the target of a merge.
+        column_orders: as ``orders``, for columns.
+        shifted_norms: norm weights are stored with 1 added, except those of state-space layers.
     """
 
     model_type: str
@@ -40,9 +42,9 @@ class Family:
     merges: Mapping[str, Merge] = field(default_factory=dict)
     changes: Mapping[str, Combine] = field(default_factory=dict)
     layer: str = "model.layers.{layer}."
-    permuted: bool = False
+    orders: Callable[[Metadata], Mapping[str, Order]] = as_stored
+    column_orders: Callable[[Metadata], Mapping[str, Order]] = as_stored
     shifted_norms: bool = False
-    fused_order: bool = False
 
 
 COMMON_FIELDS: Mapping[str, str] = {

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlxcel.runners.weights.gguf_blocks import dense_rows
-from mlxcel.runners.weights.gguf_metadata import Metadata
+from mlxcel.runners.weights.gguf.blocks import dense_rows
+from mlxcel.runners.weights.gguf.metadata import Metadata
 
 # Llama 3.1 and its descendants; only the factor differs between them.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -1,0 +1,1 @@
+"""GGUF files seen as Hugging Face checkpoints."""
