@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 
 class MarkerScanner:
@@ -12,11 +12,15 @@ class MarkerScanner:
     Where two delimiters start at the same place, the longer one wins.
     """
 
-    def __init__(self, markers: Sequence[str]) -> None:
+    def __init__(self, markers: Iterable[str]) -> None:
         self._markers = tuple(sorted({marker for marker in markers if marker}, key=len, reverse=True))
         self._longest = len(self._markers[0]) if self._markers else 0
         self._first_chars = frozenset(marker[0] for marker in self._markers)
         self._pattern = re.compile("|".join(map(re.escape, self._markers))) if self._markers else None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return self._markers
 
     def may_start_in(self, text: str) -> bool:
         """False when no character of ``text`` begins a delimiter: the cheap test that plain text passes."""
@@ -32,11 +36,11 @@ class MarkerScanner:
             return None
         return match.start(), match.group()
 
-    def held_chars(self, text: str) -> int:
-        """Length of the longest tail of ``text`` that is a proper head of a delimiter (0 when there is none)."""
-        for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            if text[start] in self._first_chars and self._is_head(text[start:]):
-                return len(text) - start
+    def held_chars(self, text: str, start: int = 0) -> int:
+        """Length of the longest tail of ``text[start:]`` that is a proper head of a delimiter (0 when there is none)."""
+        for offset in range(max(start, len(text) - self._longest + 1), len(text)):
+            if text[offset] in self._first_chars and self._is_head(text[offset:]):
+                return len(text) - offset
         return 0
 
     def _is_head(self, text: str) -> bool:

@@ -23,6 +23,7 @@ from mlxcel.core.events import (
     ToolCallStarted,
 )
 from mlxcel.text.reasoning import ReasoningSplitter, Segment
+from mlxcel.text.tool_formats.stream import StreamPiece, ToolStream
 
 OutputPiece = TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta
 ReasoningFormat = Literal["none", "deepseek", "deepseek-legacy", "auto"]
@@ -46,32 +47,6 @@ class StopStrings(Protocol):
 
     def flush(self) -> str:
         """The withheld tail, when the output ends without a stop string."""
-
-
-class CallStream(Protocol):
-    """Separates tool calls from content (:class:`mlxcel.text.tool_formats.stream.ToolStream`)."""
-
-    def push(self, text: str, /) -> list[OutputPiece]:
-        """Take the next piece of visible output."""
-
-    def finish(self) -> list[OutputPiece]:
-        """The output has ended."""
-
-    @property
-    def inside_reasoning(self) -> bool:
-        """True while a format with channels of its own is in its thinking channel."""
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """The calls so far, in order."""
-
-    @property
-    def cut_off(self) -> bool:
-        """After :meth:`finish`: the output ended inside a call."""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a reader of the log should know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +73,8 @@ class OutputParser:
         stops: the request's stop strings, None without any. They are matched on the raw output, so inside thinking and
             calls too.
         reasoning: splits off thinking; None leaves it in the text.
-        tools: finds calls in the visible text; None leaves them in the text.
+        tools: finds calls in the visible text; None leaves them in the text. Formats with channels of their own split off
+            thinking too and need no ``reasoning``.
         reasoning_format: "deepseek" and "auto" report thinking apart; "none" leaves it in the text with its delimiters;
             "deepseek-legacy" does both.
         with_token_ids: report token ids with the text, one piece a token.
@@ -110,7 +86,7 @@ class OutputParser:
         stops: StopStrings | None = None,
         *,
         reasoning: ReasoningSplitter | None = None,
-        tools: CallStream | None = None,
+        tools: ToolStream | None = None,
         reasoning_format: ReasoningFormat = "auto",
         with_token_ids: bool = False,
     ) -> None:
@@ -183,7 +159,7 @@ class OutputParser:
             for segment in self._reasoning.finish():
                 _append_merged(pieces, self._route(segment))
         if self._tools is not None:
-            _append_merged(pieces, self._record(self._tools.finish()))
+            _append_merged(pieces, self._take(self._tools.finish()))
         calls = self._tools.calls if self._tools is not None else ()
         return OutputEnd(
             pieces=tuple(pieces),
@@ -231,25 +207,33 @@ class OutputParser:
     def _route(self, segment: Segment) -> list[OutputPiece]:
         if not segment.reasoning:
             return self._read_answer(segment.text) if segment.text else []
+        return self._think(segment)
+
+    def _think(self, segment: Segment) -> list[OutputPiece]:
         pieces: list[OutputPiece] = []
         if self._thinking_apart and segment.text:
+            self._thinking.append(segment.text)
             pieces.append(ReasoningDelta(segment.text))
         if self._thinking_in_text and segment.raw:
+            self._text.append(segment.raw)
             pieces.append(TextDelta(segment.raw))
-        return self._record(pieces)
+        return pieces
 
     def _read_answer(self, text: str) -> list[OutputPiece]:
         if self._tools is None:
             self._text.append(text)
             return [TextDelta(text)]
-        return self._record(self._tools.push(text))
+        return self._take(self._tools.push(text))
 
-    def _record(self, pieces: list[OutputPiece]) -> list[OutputPiece]:
-        for piece in pieces:
+    def _take(self, found: list[StreamPiece]) -> list[OutputPiece]:
+        pieces: list[OutputPiece] = []
+        for piece in found:
+            if isinstance(piece, Segment):
+                pieces += self._think(piece) if piece.reasoning else ()
+                continue
             if isinstance(piece, TextDelta):
                 self._text.append(piece.text)
-            elif isinstance(piece, ReasoningDelta):
-                self._thinking.append(piece.text)
+            pieces.append(piece)
         return pieces
 
     def _annotate(

@@ -154,6 +154,8 @@ class ReasoningSplitter:
             if not final and marker.startswith(stripped):
                 return False
         self._at_start = False
+        if self._inside:  # the prompt holds the opening delimiter; who reads the raw text needs it too
+            segments.append(Segment(True, "", self._open))
         return True
 
     def _cross(self, segments: list[Segment], cut: int, *, into_thinking: bool) -> None:

@@ -1,0 +1,77 @@
+"""Gemma's calls: ``<|tool_call>call:NAME{key:<|"|>text<|"|>,n:5}<tool_call|>``, and the older function-calling Gemma's.
+
+Strings stand between delimiters of their own, without escapes; keys and all other values are bare.
+"""
+
+from __future__ import annotations
+
+import re
+
+from mlxcel.text.markers import MarkerScanner
+from mlxcel.text.tool_formats.base import Marker, ToolFormat, ToolTable
+from mlxcel.text.tool_formats.coerce import ArgumentSchema
+from mlxcel.text.tool_formats.literals import LiteralError, LiteralReader
+from mlxcel.text.tool_formats.source import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    CutOff,
+    Malformed,
+    Reader,
+    Source,
+    take_until,
+)
+
+_HEAD = re.compile(r"\s*(?:call\s*:)?\s*([\w.\-]+)\s*(?=\{)")
+
+
+def _make(name: str, opening: str, closing: str, quote: str, noise: tuple[str, ...]) -> ToolFormat:
+    outside = MarkerScanner((closing, quote))
+    inside = MarkerScanner((quote,))
+
+    def read_region(source: Source) -> Reader[tuple[str, bool]]:
+        """Everything up to the closing delimiter, which does not count inside a string."""
+        parts: list[str] = []
+        while True:
+            text, found = yield from take_until(source, outside)
+            parts += (text, found if found == quote else "")
+            if found != quote:
+                return "".join(parts), bool(found)
+            text, found = yield from take_until(source, inside)
+            parts += (text, found)
+            if not found:
+                return "".join(parts), False
+
+    def read(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
+        text, complete = yield from read_region(source)
+        reader = LiteralReader(text, string_delimiter=quote)
+        count = 0
+        while (head := _HEAD.match(text, reader.position)) is not None:
+            reader.position = head.end()
+            try:
+                arguments = reader.mapping()
+            except LiteralError:
+                break
+            count += 1
+            yield CallBegin(head.group(1))
+            yield CallArguments(ArgumentSchema(tools.schema(head.group(1))).members(arguments))
+            yield CallEnd()
+            reader.accept(",")
+        if not complete:
+            yield CutOff()
+        elif not count:
+            yield Malformed()
+
+    return ToolFormat(
+        name=name,
+        read=read,
+        markers=(Marker(opening),),
+        noise=(closing, *noise),
+        delimiters=(quote,),
+    )
+
+
+GEMMA4 = _make("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>', ("<|tool_response>",))
+FUNCTION_GEMMA = _make(
+    "function_gemma", "<start_function_call>", "<end_function_call>", "<escape>", ("<start_function_response>",)
+)

@@ -1,0 +1,57 @@
+"""Calls of the form ``<invoke name="f"><parameter name="a">1</parameter></invoke>``: MiniMax M2, DeepSeek V3.2, ATEM."""
+
+from __future__ import annotations
+
+from mlxcel.text.markers import MarkerScanner
+from mlxcel.text.tool_formats.base import Marker, ToolFormat, ToolTable
+from mlxcel.text.tool_formats.source import Reader, Source, read_name
+from mlxcel.text.tool_formats.tagged import TagDialect, read_tagged_call
+
+_DSML = "｜DSML｜"
+
+
+class InvokeDialect:
+    """The tags with a family's prefix on each of them (``atem:``), and the sections around calls.
+
+    DeepSeek's parameters also say whether they are text: ``<｜DSML｜parameter name="a" string="true">``.
+    """
+
+    def __init__(self, prefix: str = "", sections: tuple[str, ...] = ()) -> None:
+        self.open = f'<{prefix}invoke name="'
+        self.sections = tuple(tag for section in sections for tag in (f"<{section}>", f"</{section}>"))
+        self._name_end = MarkerScanner(('">', '" >'))
+        self._tags = TagDialect(
+            key_open=f'<{prefix}parameter name="',
+            key_close='" string="false">' if prefix == _DSML else '">',
+            text_key_close='" string="true">' if prefix == _DSML else "",
+            value_close=f"</{prefix}parameter>",
+            ends=(f"</{prefix}invoke>", *self.sections),
+        )
+
+    @property
+    def delimiters(self) -> tuple[str, ...]:
+        return (self._tags.key_open, self._tags.value_close, *self._tags.ends)
+
+    def read(self, source: Source, marker: str, tools: ToolTable) -> Reader[None]:
+        """Read what follows ``<invoke name="``."""
+        header = yield from read_name(source, self._name_end)
+        if header is not None:
+            yield from read_tagged_call(source, tools, self._tags, header[0])
+
+
+_MINIMAX = InvokeDialect(sections=("minimax:tool_call",))
+MINIMAX_M2 = ToolFormat(
+    name="minimax_m2",
+    read=_MINIMAX.read,
+    markers=(Marker(_MINIMAX.open),),
+    noise=_MINIMAX.sections,
+    delimiters=_MINIMAX.delimiters,
+)
+_DEEPSEEK = InvokeDialect(_DSML, sections=("｜DSML｜function_calls", "｜DSML｜tool_calls"))
+DEEPSEEK_V32 = ToolFormat(
+    name="deepseek_v3.2",
+    read=_DEEPSEEK.read,
+    markers=(Marker(_DEEPSEEK.open),),
+    noise=_DEEPSEEK.sections,
+    delimiters=_DEEPSEEK.delimiters,
+)
