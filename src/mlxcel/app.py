@@ -29,6 +29,7 @@ from mlxcel.services.completion import CompletionService
 from mlxcel.services.generation import GenerationService
 from mlxcel.services.model import ChatPolicy, ServedModel
 from mlxcel.services.status import StatusService
+from mlxcel.services.tokens import TokenService
 from mlxcel.text.chat_template import ChatTemplate
 from mlxcel.text.constrain import ConstraintFactory
 from mlxcel.text.reasoning import detect_reasoning
@@ -93,6 +94,7 @@ def build_app(config: ServerConfig, source: Source) -> App:
         facts=facts,
         chat=ChatService(generation),
         completion=CompletionService(generation),
+        tokens=TokenService(source.tokenizer),
         status=StatusService(model),
         max_body_bytes=config.network.max_body_bytes,
         ping_interval_s=interval_s if interval_s > 0 else None,

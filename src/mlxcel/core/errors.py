@@ -20,11 +20,12 @@
     │   ├── MemoryBudgetExceeded     the request's worst case does not fit in memory
     │   └── TimedOut                 a worker did not answer in time
     ├── GenerationFailed             one row failed; its neighbours go on
+    ├── VocabularyRangeError         a token id that the model does not have (documented as a server error)
     ├── Cancelled                    the caller left; never shown to a client
     └── StartupError                 one line for the terminal, exit code 1
 
 Errors know no HTTP. Each wire dialect owns one table from these classes to its status and body
-(``wire/openai/errors.py``, ``wire/anthropic/errors.py``). Messages are written for the person who
+(``wire/errors.py``, ``wire/anthropic/errors.py``). Messages are written for the person who
 sent the request: they name the field and the fix, never a path, a traceback or the offending document.
 """
 
@@ -146,6 +147,13 @@ class TimedOut(CapacityError):
 
 class GenerationFailed(MlxcelError):
     """The generation of one request failed inside the engine."""
+
+
+class VocabularyRangeError(MlxcelError):
+    """A token id outside the vocabulary. The status (500) and the message are part of the documented contract."""
+
+    def __init__(self, token_id: int, vocab_size: int) -> None:
+        super().__init__(f"token id {token_id} is out of vocabulary range (vocab_size {vocab_size})")
 
 
 class Cancelled(MlxcelError):

@@ -104,6 +104,7 @@ class Started:
 
     prompt_tokens: int
     cached_tokens: int
+    prefill_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

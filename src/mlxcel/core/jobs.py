@@ -95,13 +95,13 @@ class ChatJob:
 
 @dataclass(frozen=True, slots=True)
 class CompletionJob:
-    """Continue a raw prompt: text, or token ids that are used verbatim.
+    """Continue a raw prompt: text, or a sequence in which token ids are used verbatim and texts are encoded.
 
-    ``raw_text`` True returns every channel and marker verbatim (no reasoning or tool parsing).
+    Every channel and marker comes back verbatim: there is no thinking or tool parsing.
     """
 
     id: str
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int | str, ...]
     options: GenerationOptions = field(default_factory=GenerationOptions)
     echo: bool = False
     reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)

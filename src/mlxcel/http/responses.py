@@ -10,7 +10,7 @@ from starlette.responses import Response
 from mlxcel.core.errors import AuthError, CapacityError, MlxcelError
 from mlxcel.http.call import UnsupportedMediaType
 from mlxcel.wire.anthropic.errors import error_body as anthropic_body
-from mlxcel.wire.openai.errors import error_body as openai_body
+from mlxcel.wire.errors import error_body as openai_body
 from mlxcel.wire.status import status_of
 
 Dialect = Literal["openai", "anthropic"]

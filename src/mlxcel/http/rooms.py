@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mlxcel.services.chat import ChatService
 from mlxcel.services.completion import CompletionService
 from mlxcel.services.status import StatusService
+from mlxcel.services.tokens import TokenService
 from mlxcel.wire.context import ServerFacts
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ class Rooms:
         facts: constant data for the wire modules.
         chat: conversations.
         completion: raw prompts.
+        tokens: the tokenizer.
         status: health, slots and counters.
         max_body_bytes: largest request body.
         ping_interval_s: silence on a stream before a keep-alive; None for none.
@@ -29,6 +31,7 @@ class Rooms:
     facts: ServerFacts
     chat: ChatService
     completion: CompletionService
+    tokens: TokenService
     status: StatusService
     max_body_bytes: int = 64 * 2**20
     ping_interval_s: float | None = 5.0

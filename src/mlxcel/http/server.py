@@ -27,7 +27,7 @@ from mlxcel.http.endpoint import endpoint
 from mlxcel.http.responses import JsonResponse, error_response
 from mlxcel.http.rooms import Rooms
 from mlxcel.http.route import Route
-from mlxcel.wire.openai.errors import error_body
+from mlxcel.wire.errors import error_body
 
 log = logging.getLogger(__name__)
 

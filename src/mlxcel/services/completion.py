@@ -48,36 +48,42 @@ class CompletionService:
         """The whole continuations; see :meth:`start` for the errors."""
         return await fold(await self.start(jobs))
 
-    def encode(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
-        """Token ids of a prompt: text gets the model's own begin token, ids are used as they are.
+    def encode(self, prompt: str | tuple[int | str, ...]) -> tuple[int, ...]:
+        """Token ids of a prompt: a leading text gets the model's own begin token, ids are used as they are.
 
         Raises:
             InvalidRequest: an id outside the vocabulary, or a prompt without any token.
+            ContextOverflow: the prompt does not fit the window.
         """
         tokenizer = self._generation.model.tokenizer
-        if isinstance(prompt, str):
-            ids = tuple(tokenizer.encode(prompt, add_special=True))
-            if not ids and tokenizer.bos_id is not None:
-                ids = (tokenizer.bos_id,)
-        else:
-            ids = prompt
-            for token_id in ids:
-                if not 0 <= token_id < tokenizer.vocab_size:
-                    raise InvalidRequest(
-                        f"'prompt': token id {token_id} is out of vocabulary range (vocab_size {tokenizer.vocab_size})",
-                        param="prompt",
-                    )
+        ids: list[int] = []
+        for index, item in enumerate((prompt,) if isinstance(prompt, str) else prompt):
+            if isinstance(item, str):
+                ids += tokenizer.encode(item, add_special=index == 0)
+            elif 0 <= item < tokenizer.vocab_size:
+                ids.append(item)
+            else:
+                raise InvalidRequest(
+                    f"'prompt': token id {item} is out of vocabulary range (vocab_size {tokenizer.vocab_size})", param="prompt"
+                )
+        start_id = tokenizer.bos_id if tokenizer.bos_id is not None else min(tokenizer.eos_ids, default=None)
+        if not ids and isinstance(prompt, str) and start_id is not None:
+            ids.append(start_id)
         if not ids:
             raise InvalidRequest("'prompt' must not be empty", param="prompt")
         if len(ids) >= self._generation.model.context_tokens:
             raise ContextOverflow(len(ids), self._generation.model.context_tokens)
-        return ids
+        return tuple(ids)
+
+    def text_of(self, prompt: str | tuple[int | str, ...]) -> str:
+        """An admitted prompt as text."""
+        if isinstance(prompt, str):
+            return prompt
+        return self._generation.model.tokenizer.decode(self.encode(prompt))
 
     def echoes(self, jobs: Sequence[CompletionJob]) -> list[str | None]:
         """The text of each admitted prompt that is to be repeated before its answer."""
-        tokenizer = self._generation.model.tokenizer
-        texts = [job.prompt if isinstance(job.prompt, str) else tokenizer.decode(job.prompt) for job in jobs]
-        return [text if job.echo else None for job, text in zip(jobs, texts, strict=True)]
+        return [self.text_of(job.prompt) if job.echo else None for job in jobs]
 
     def _parser(self, job: CompletionJob) -> OutputParser:
         detokenizer = Detokenizer(self._generation.model.tokenizer, continues_text=True)

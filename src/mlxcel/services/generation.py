@@ -114,7 +114,7 @@ class Answer:
             self._cached_tokens = event.cached_tokens
             self._timings = Timings(queue_s=event.queue_s, prefill_s=event.prefill_s)
             self._decode_started_s = time.perf_counter()
-            self._ready.append(Started(event.prompt_tokens, event.cached_tokens))
+            self._ready.append(Started(event.prompt_tokens, event.cached_tokens, event.prefill_s))
         elif isinstance(event, Finished):
             self._cached_tokens = event.usage.cached_tokens
             self._completion_tokens = event.usage.completion_tokens

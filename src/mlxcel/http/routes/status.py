@@ -22,7 +22,11 @@ async def models(call: Call) -> Response:
     """The loaded model."""
     model = call.rooms.status.model
     listed = ListedModel(
-        model.name, call.rooms.status.started_s, capabilities=("completion",), aliases=model.aliases[1:], meta=model.meta
+        model.name,
+        call.rooms.status.started_s,
+        capabilities=("completion",),
+        aliases=model.aliases[1:],
+        meta=dict(model.meta),
     )
     return JsonResponse(render_models([listed]))
 

@@ -7,7 +7,9 @@ from typing import Any
 from mlxcel.engine.stats import EngineStats
 
 
-def render_health(state: str, model: str | None, stats: EngineStats | None, context_tokens: int, parses_tools: bool) -> dict[str, Any]:
+def render_health(
+    state: str, model: str | None, stats: EngineStats | None, context_tokens: int, parses_tools: bool
+) -> dict[str, Any]:
     """The body; only ``status`` while the model loads."""
     if model is None or stats is None:
         return {"status": state}

@@ -23,7 +23,7 @@ from mlxcel.core.events import (
 )
 from mlxcel.core.jobs import ChatJob, GenerationOptions, ReasoningOptions
 from mlxcel.wire.context import RequestContext
-from mlxcel.wire.openai.errors import error_body
+from mlxcel.wire.errors import error_body
 from mlxcel.wire.openai.logprobs import chat_logprobs
 from mlxcel.wire.openai.messages import (
     ChatMessage,

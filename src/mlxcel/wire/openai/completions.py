@@ -13,8 +13,8 @@ from mlxcel.core.events import ChoiceEvent, Completed, FinishReason, OutputEvent
 from mlxcel.core.jobs import CompletionJob
 from mlxcel.core.usage import Usage
 from mlxcel.wire.context import RequestContext
+from mlxcel.wire.errors import error_body
 from mlxcel.wire.openai.chat import MaxTokens, StreamOptions
-from mlxcel.wire.openai.errors import error_body
 from mlxcel.wire.openai.usage import draft_timings, finish_word, usage_object
 from mlxcel.wire.sampling import SamplingFields, merge_options
 from mlxcel.wire.sse import DONE, KEEP_ALIVE, frame
@@ -80,7 +80,7 @@ def _prompts(prompt: str | Sequence[Any]) -> list[str | tuple[int, ...]]:
     if not prompt:
         raise InvalidRequest("'prompt' must not be an empty list", param="prompt")
     if isinstance(prompt[0], int):
-        return [tuple(prompt)]
+        return [tuple(int(token_id) for token_id in prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequest(f"'prompt': at most {MAX_PROMPTS} prompts in one request", param="prompt")
     prompts: list[str | tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""The OpenAI error envelope, which every surface but Anthropic's uses."""
+"""The error envelope of every surface but Anthropic's (the OpenAI form)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,45 @@
+"""llama-server's native generation routes."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from mlxcel.http.call import Call
+from mlxcel.http.endpoint import answer_or_cancel
+from mlxcel.http.responses import JsonResponse
+from mlxcel.http.route import Route
+from mlxcel.http.streaming import stream_answer
+from mlxcel.wire.llama_server import completion as wire
+from mlxcel.wire.parse import parse_body
+
+
+async def completion(call: Call) -> Response:
+    """Continue a prompt, whole or as a stream of partial objects."""
+    request = parse_body(wire.CompletionRequest, await call.json_bytes())
+    job = wire.to_job(request, call.context)
+    service, model = call.rooms.completion, call.context.facts.model_name
+    if request.stream:
+        events = await service.start([job])
+        writer = wire.CompletionStreamWriter(request, job.options, service.text_of(job.prompt), model)
+        return stream_answer(call, writer, events)
+
+    async def whole() -> Response:
+        (answer,) = await service.answer([job])
+        return JsonResponse(wire.render(answer, request, job.options, service.text_of(job.prompt), model))
+
+    return await answer_or_cancel(call, whole())
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/completion",
+        completion,
+        "Continue a prompt (llama-server's native shape)",
+        aliases=("/completions",),
+        request=wire.CompletionRequest,
+        streams=True,
+        statuses=(400, 413, 415, 501, 503),
+        tag="llama-server",
+    ),
+)
