@@ -21,9 +21,12 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraint:
-    """What the output must conform to: a JSON schema, any JSON object, or a grammar (Lark or GBNF text)."""
+    """What the output must conform to: a JSON schema, any JSON object, a grammar (Lark or GBNF text), or tool calls.
 
-    kind: Literal["json_schema", "json_object", "gbnf", "lark", "regex"]
+    "tool_calls" is built by ``text.constrain.tool_call_grammar``; its ``source`` names the call shape and the functions.
+    """
+
+    kind: Literal["json_schema", "json_object", "gbnf", "lark", "regex", "tool_calls"]
     source: Mapping[str, Any] | str
 
 
