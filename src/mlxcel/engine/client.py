@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from mlxcel.core.errors import GenerationFailed, MemoryBudgetExceeded, ModelLoading, ServerBusy
 from mlxcel.core.events import EngineEvent, Failed, Finished
@@ -22,6 +22,8 @@ from mlxcel.engine.generation import GenerationRunner, slot_context_tokens
 from mlxcel.engine.stats import EngineCounters, EngineStats, SlotStatus, make_stats
 from mlxcel.engine.stream import EventStream
 from mlxcel.engine.worker import Worker, WorkerState
+from mlxcel.prefix_cache.stats import CacheContents
+from mlxcel.prefix_cache.stats import make_stats as make_cache_stats
 
 T = TypeVar("T")
 
@@ -179,9 +181,33 @@ class EngineClient:
             return runner.stats()
         return make_stats(self._counters, [SlotStatus(place, "idle") for place in range(self._slots())])
 
+    def cache_stats(self) -> dict[str, Any]:
+        """Statistics of the prefix cache under their documented names. Raises ModelLoading before the first load is done."""
+        runner = self._worker.runner
+        if runner is not None:
+            return runner.cache_stats().as_dict()
+        return self._empty_cache_stats()
+
+    async def cache_reset(self) -> dict[str, Any]:
+        """Empty the prefix cache and return what its statistics were. May be called again.
+
+        Raises:
+            ModelLoading: before the first load is done.
+        """
+        if self._worker.runner is None:
+            return self._empty_cache_stats()
+        return (await self.run_exclusive(GenerationRunner.reset_cache)).as_dict()
+
     async def run_exclusive(self, function: Callable[[GenerationRunner], T]) -> T:
         """Run ``function`` on the owner thread between two steps and return its result. Wakes a sleeping model."""
         return await asyncio.wrap_future(self._worker.call(function))
+
+    def _empty_cache_stats(self) -> dict[str, Any]:
+        """A sleeping model has no cache; its sums go on."""
+        return make_cache_stats(
+            self._config.cache, self._counters.cache, CacheContents(), block_tokens=self.info.block_tokens,
+            capacity_bytes=0 if self._config.cache.capacity_bytes is None else self._config.cache.capacity_bytes,
+        ).as_dict()
 
     def _slots(self) -> int:
         return min(self._config.max_rows, self.info.max_rows)

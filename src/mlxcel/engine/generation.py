@@ -14,13 +14,16 @@ from mlxcel.core.work import GenerateWork, StepPlan, StepResult
 from mlxcel.engine.config import EngineConfig
 from mlxcel.engine.sched.admission import Admission
 from mlxcel.engine.sched.budget import StepCosts
-from mlxcel.engine.sched.kv import KvLedger
+from mlxcel.engine.sched.ledger import StateLedger
+from mlxcel.engine.sched.paged import PagedLedger
 from mlxcel.engine.sched.planner import Planner
 from mlxcel.engine.sched.queue import RowQueue, queue_key
 from mlxcel.engine.sched.row import Row, RowState
 from mlxcel.engine.sched.settle import Settler
+from mlxcel.engine.sched.snapshot import SnapshotLedger
 from mlxcel.engine.sched.table import RowTable
-from mlxcel.engine.stats import EngineCounters, EngineStats, PoolUsage, SlotState, SlotStatus, make_stats
+from mlxcel.engine.stats import EngineCounters, EngineStats, SlotState, SlotStatus, make_stats
+from mlxcel.prefix_cache.stats import CacheStats
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +60,12 @@ class GenerationRunner:
         self._faults_in_a_row = 0
         self._costs = StepCosts()
         self._queue = RowQueue()
-        self._kv = KvLedger(model.info, watermark=config.kv_admission_watermark)
-        self._table = RowTable(model, self._kv, min(config.max_rows, model.info.max_rows))
-        self._admission = Admission(self._queue, self._table, model.info, config, self.counters, self._fail)
-        self._planner = Planner(self._table, self._admission, self._kv, self._costs, config, self._fail)
+        self._ledger = self._make_ledger()
+        self._table = RowTable(model, self._ledger, min(config.max_rows, model.info.max_rows))
+        self._admission = Admission(self._queue, self._table, self._ledger, config, self.counters, self._fail)
+        self._planner = Planner(self._table, self._admission, self._ledger, self._costs, config, self._fail)
         self._settler = Settler(
-            self._table, self._admission, self.counters, self._events,
+            self._table, self._admission, self._ledger, self.counters, self._events,
             context_tokens=self.context_tokens, context_shift=config.context_shift,
         )
 
@@ -150,9 +153,19 @@ class GenerationRunner:
             SlotStatus(place, "queued", row.work.id, row.prompt_tokens)
             for place, row in enumerate(self._queue, start=len(slots))
         ]
-        pool = self._kv.pool
-        usage = PoolUsage(pool.block_count, pool.free_count, pool.cold_count)
-        return make_stats(self.counters, slots, queued=queued, batch_rows=self._batch_rows, pool=usage)
+        return make_stats(
+            self.counters, slots, queued=queued, batch_rows=self._batch_rows, pool=self._ledger.usage()
+        )
+
+    def cache_stats(self) -> CacheStats:
+        """Statistics of the prefix cache. Safe to call from any thread."""
+        return self._ledger.cache_stats()
+
+    def reset_cache(self) -> CacheStats:
+        """Empty the prefix cache; returns its statistics of before."""
+        before = self._ledger.cache_stats()
+        self._ledger.reset_cache()
+        return before
 
     def check(self) -> None:
         """Compare the block ledger with the rows.
@@ -160,11 +173,14 @@ class GenerationRunner:
         Raises:
             BlockAccountingError: when they differ.
         """
-        uses: dict[int, int] = {}
-        for row in self._table.running:
-            for block in row.blocks:
-                uses[block] = uses.get(block, 0) + 1
-        self._kv.pool.check(uses, ())
+        self._ledger.check(self._table.running)
+
+    def _make_ledger(self) -> StateLedger:
+        settings, counters = self._config.cache, self.counters.cache
+        if self.model.info.state == "snapshot":
+            return SnapshotLedger(self.model, settings, counters=counters, clock=self._clock)
+        watermark = self._config.kv_admission_watermark
+        return PagedLedger(self.model.info, settings, watermark=watermark, counters=counters, clock=self._clock)
 
     def _drain(self) -> Sequence[EngineEvent]:
         events = self._events.copy()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from mlxcel.prefix_cache.stats import CacheCounters
 
 SlotState = Literal["idle", "prefill", "decoding", "queued"]
 
@@ -25,6 +27,7 @@ class EngineCounters:
         device_faults: steps that failed as a whole.
         drafted_tokens: tokens proposed by the drafter.
         accepted_tokens: of those, the ones that were right.
+        cache: those of the prefix cache.
     """
 
     sequences_started: int = 0
@@ -38,6 +41,7 @@ class EngineCounters:
     device_faults: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    cache: CacheCounters = field(default_factory=CacheCounters)
 
 
 @dataclass(frozen=True, slots=True)

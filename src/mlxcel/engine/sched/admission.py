@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 
 from mlxcel.core.errors import GenerationFailed, MemoryBudgetExceeded, MlxcelError
-from mlxcel.core.ports import ModelInfo
 from mlxcel.engine.config import EngineConfig
+from mlxcel.engine.sched.ledger import StateLedger
 from mlxcel.engine.sched.queue import RowQueue
 from mlxcel.engine.sched.row import Row, RowState
 from mlxcel.engine.sched.table import RowTable
@@ -17,15 +17,16 @@ log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Opens waiting rows in queue order. A row without room holds up those behind it, so that none starves."""
+    """Opens waiting rows in queue order. A row without room holds up those behind it, so that none starves; one that only
+    waits for a neighbour to compute a shared beginning does not."""
 
     def __init__(
-        self, queue: RowQueue, table: RowTable, info: ModelInfo, config: EngineConfig, counters: EngineCounters,
+        self, queue: RowQueue, table: RowTable, ledger: StateLedger, config: EngineConfig, counters: EngineCounters,
         fail: Callable[[Row, MlxcelError], None],
     ) -> None:
         self._queue = queue
         self._table = table
-        self._info = info
+        self._ledger = ledger
         self._config = config
         self._counters = counters
         self._fail = fail
@@ -36,6 +37,8 @@ class Admission:
         for row in self._queue:
             if in_prefill >= self._config.max_batch_prefill:
                 return
+            if self._ledger.must_wait(row):
+                continue
             if self._table.is_full and not self._make_room_for(row):
                 return
             if not self._open(row, now_s):
@@ -82,7 +85,7 @@ class Admission:
         if self._table.running:
             return False
         self._queue.remove(row)
-        token_bytes = self._info.bytes_per_token
-        budget_bytes = self._info.block_count * self._info.block_tokens * token_bytes
-        self._fail(row, MemoryBudgetExceeded(len(row.tokens) * token_bytes + self._info.state_bytes, budget_bytes))
+        info = self._table.info
+        budget_bytes = info.block_count * info.block_tokens * info.bytes_per_token
+        self._fail(row, MemoryBudgetExceeded(len(row.tokens) * info.bytes_per_token + info.state_bytes, budget_bytes))
         return True

@@ -9,7 +9,7 @@ from mlxcel.core.work import RowStep, StepPlan
 from mlxcel.engine.config import EngineConfig
 from mlxcel.engine.sched.admission import Admission
 from mlxcel.engine.sched.budget import StepCosts
-from mlxcel.engine.sched.kv import KvLedger
+from mlxcel.engine.sched.ledger import StateLedger
 from mlxcel.engine.sched.policy import grant_tokens, split_prefill
 from mlxcel.engine.sched.row import Row, RowState
 from mlxcel.engine.sched.table import RowTable
@@ -19,12 +19,12 @@ class Planner:
     """``fail`` ends a row with an error."""
 
     def __init__(
-        self, table: RowTable, admission: Admission, kv: KvLedger, costs: StepCosts, config: EngineConfig,
+        self, table: RowTable, admission: Admission, ledger: StateLedger, costs: StepCosts, config: EngineConfig,
         fail: Callable[[Row, MlxcelError], None],
     ) -> None:
         self._table = table
         self._admission = admission
-        self._kv = kv
+        self._ledger = ledger
         self._costs = costs
         self._config = config
         self._fail = fail
@@ -42,13 +42,12 @@ class Planner:
     def _decode_steps(self) -> list[RowStep]:
         steps: list[RowStep] = []
         running = self._table.running
-        block_tokens = self._kv.pool.block_tokens
         place = 0
         while place < len(running):  # weaker rows may leave from the end of the list meanwhile
             row = running[place]
             if row.state is RowState.DECODE:
                 position = row.computed_tokens
-                if position >= len(row.blocks) * block_tokens and not self._make_room(row, position + 1):
+                if position >= row.room_tokens and not self._make_room(row, position + 1):
                     continue  # the row itself has left the list
                 steps.append(self._step(row, 1))
             place += 1
@@ -57,7 +56,7 @@ class Planner:
     def _make_room(self, row: Row, tokens: int) -> bool:
         """Grow a row's table, at the cost of the weakest rows if need be; False when the row itself had to give way."""
         running = self._table.running
-        while not self._kv.grow(row, tokens):
+        while not self._ledger.grow(row, tokens):
             victim = running[-1]
             if victim is not row:
                 self._admission.preempt(victim)
@@ -81,7 +80,7 @@ class Planner:
             if config.max_batch_prefill_tokens:
                 total = min(chunk, config.max_batch_prefill_tokens)
         shares = split_prefill(
-            [row.remaining_tokens for row in waiting],
+            [self._ledger.next_stop(row) - row.computed_tokens for row in waiting],
             total_tokens=total, head_tokens=head, max_prompts=config.max_batch_prefill,
         )
         return [self._step(row, tokens) for row, tokens in zip(waiting, shares, strict=True) if tokens]

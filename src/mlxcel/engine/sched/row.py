@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 
 from mlxcel.core.events import FinishReason
@@ -18,6 +19,29 @@ class RowState(Enum):
     ENDED = "ended"
 
 
+@dataclass(slots=True)
+class ReuseNotes:
+    """What the ledger remembers about one row.
+
+    Attributes:
+        digests: chain digests of the first full blocks of the row's tokens, as far as they were needed.
+        looked_up: the row was counted as a lookup.
+        publishing: blocks are stored while the prompt is being computed.
+        stored_blocks: leading blocks that are stored.
+        added: the row has stored something new.
+        waits_for: digest of the last block that another row is computing for this one.
+        snapshot: handle of the snapshot to restore once the row is open.
+    """
+
+    digests: list[bytes] = field(default_factory=list)
+    looked_up: bool = False
+    publishing: bool = False
+    stored_blocks: int = 0
+    added: bool = False
+    waits_for: bytes | None = None
+    snapshot: int | None = None
+
+
 class Row:
     """State of one work. The scheduler's parts move it; nothing else holds on to it.
 
@@ -32,6 +56,8 @@ class Row:
         generated_tokens: tokens produced, an end-of-generation token included.
         blocks: KV block table, in order.
         fresh_blocks: its tail that the runner has not been told of yet.
+        room_tokens: positions there is room for.
+        reuse: the ledger's notes on this row.
         truncated: the window cut something.
     """
 
@@ -47,6 +73,8 @@ class Row:
         "last_token_s",
         "order",
         "prompt_tokens",
+        "reuse",
+        "room_tokens",
         "row_id",
         "slot",
         "state",
@@ -70,6 +98,8 @@ class Row:
         self.generated_tokens = 0
         self.blocks: list[int] = []
         self.fresh_blocks: tuple[int, ...] = ()
+        self.room_tokens = 0
+        self.reuse = ReuseNotes()
         self.truncated = False
         self.thinking: ThinkingTracker | None = None
         if work.thinking is not None:
@@ -126,8 +156,7 @@ class Row:
         """The runner and the ledger no longer hold anything of this row; it waits to be computed anew."""
         self.state = RowState.WAITING
         self.computed_tokens = 0
-        self.blocks.clear()
-        self.fresh_blocks = ()
+        self.room_tokens = 0
 
     def shift_context(self) -> None:
         """Drop the older half of what follows the kept head. The positions change, so the state has to be computed anew."""
@@ -136,6 +165,7 @@ class Row:
         dropped_tokens = max(1, (len(self.tokens) - keep_tokens) // 2)
         self.head_tokens = keep_tokens + max(0, self.head_tokens - keep_tokens - dropped_tokens)
         del self.tokens[keep_tokens : keep_tokens + dropped_tokens]
+        self.reuse.digests.clear()
         self.truncated = True
 
     def usage(self) -> Usage:

@@ -8,6 +8,7 @@ from mlxcel.core.errors import GenerationFailed, MlxcelError
 from mlxcel.core.events import EngineEvent, Failed, Finished, FinishReason, PrefillDone, Tokens
 from mlxcel.core.work import RowResult, RowStep, StepPlan, StepResult
 from mlxcel.engine.sched.admission import Admission
+from mlxcel.engine.sched.ledger import StateLedger
 from mlxcel.engine.sched.row import Row, RowState
 from mlxcel.engine.sched.table import RowTable
 from mlxcel.engine.stats import EngineCounters
@@ -19,11 +20,12 @@ class Settler:
     """Appends events to ``events``, the engine's outbox."""
 
     def __init__(
-        self, table: RowTable, admission: Admission, counters: EngineCounters, events: list[EngineEvent],
-        *, context_tokens: int, context_shift: bool,
+        self, table: RowTable, admission: Admission, ledger: StateLedger, counters: EngineCounters,
+        events: list[EngineEvent], *, context_tokens: int, context_shift: bool,
     ) -> None:
         self._table = table
         self._admission = admission
+        self._ledger = ledger
         self._counters = counters
         self._events = events
         self._context_tokens = context_tokens
@@ -45,6 +47,8 @@ class Settler:
                 self._fail(row, outcome.error)
                 continue
             row.computed_tokens = step.position + len(step.token_ids)
+            if row.state is RowState.PREFILL:
+                self._ledger.computed(row)
             if step.sample:
                 self._take(row, step, outcome, now_s)
         counters.decode_steps += decode_rows > 0
@@ -53,14 +57,14 @@ class Settler:
 
     def finish(self, row: Row, reason: FinishReason, now_s: float) -> None:
         """End an open row and report it."""
-        self._table.end(row)
+        self._table.end(row, sound=True)
         self._counters.sequences_completed += 1
         self._events.append(Finished(row.work.id, reason, row.usage(), row.timings(now_s), row.truncated))
 
     def fail(self, row: Row, error: MlxcelError) -> None:
         """End a row, open or waiting, with an error."""
         if row.state in (RowState.PREFILL, RowState.DECODE):
-            self._table.end(row)
+            self._table.end(row, sound=False)
             self._counters.sequences_completed += 1
         row.state = RowState.ENDED
         self._events.append(Failed(row.work.id, error))

@@ -4,41 +4,47 @@ from __future__ import annotations
 
 from bisect import insort
 
-from mlxcel.core.ports import ModelRunner
-from mlxcel.engine.sched.kv import KvLedger
+from mlxcel.core.ports import ModelInfo, ModelRunner
+from mlxcel.engine.sched.ledger import StateLedger
 from mlxcel.engine.sched.row import Row, RowState
 
 
 class RowTable:
     """Rows that hold a slot. ``running`` is ordered by strength: the last one gives way first."""
 
-    def __init__(self, model: ModelRunner, kv: KvLedger, max_rows: int) -> None:
+    def __init__(self, model: ModelRunner, ledger: StateLedger, max_rows: int) -> None:
         self.slots: list[Row | None] = [None] * max_rows
         self.running: list[Row] = []
         self._by_id: dict[int, Row] = {}
         self._model = model
-        self._kv = kv
+        self._ledger = ledger
 
     def __getitem__(self, row_id: int) -> Row:
         return self._by_id[row_id]
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._model.info
 
     @property
     def is_full(self) -> bool:
         return len(self.running) >= len(self.slots)
 
     def open(self, row: Row) -> bool:
-        """Give a waiting row its blocks and a slot; False when there are not enough blocks.
+        """Give a waiting row room and a slot; False when there is not enough room.
 
         Raises:
             Exception: whatever the runner raises (MemoryError for no room); the row then holds nothing.
         """
-        if not self._kv.open(row, alone=not self.running):
+        if not self._ledger.open(row, alone=not self.running):
             return False
         try:
             self._model.open(row.spec())
+            self._ledger.opened(row)
         except Exception:
-            self._kv.release(row)
-            row.computed_tokens = 0
+            self._ledger.leave(row, sound=False)
+            self._model.close(row.row_id)
+            row.forget_state()
             raise
         row.slot = self.slots.index(None)
         row.state = RowState.PREFILL
@@ -49,23 +55,23 @@ class RowTable:
 
     def reopen(self, row: Row) -> None:
         """Set the runner's view of a row back to what the engine knows (after a step that failed midway)."""
-        row.fresh_blocks = tuple(row.blocks[self._kv.blocks_for(row.computed_tokens) :])
+        row.fresh_blocks = tuple(row.blocks[self._ledger.known_blocks(row) :])
         self._model.close(row.row_id)
         self._model.open(row.spec())
 
     def suspend(self, row: Row) -> None:
         """Take slot, blocks and state from a row that is to go on later."""
-        self._leave(row)
+        self._leave(row, sound=True)
         row.forget_state()
 
-    def end(self, row: Row) -> None:
-        """Close a row for good."""
-        self._leave(row)
+    def end(self, row: Row, *, sound: bool) -> None:
+        """Close a row for good; ``sound`` when its state is what its tokens say, so that it may be reused."""
+        self._leave(row, sound=sound)
         row.state = RowState.ENDED
 
-    def _leave(self, row: Row) -> None:
+    def _leave(self, row: Row, *, sound: bool) -> None:
+        self._ledger.leave(row, sound=sound)
         self._model.close(row.row_id)
-        self._kv.release(row)
         self.slots[row.slot] = None
         row.slot = -1
         self.running.remove(row)
