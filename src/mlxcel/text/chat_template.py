@@ -69,7 +69,7 @@ class Rendered:
         return tuple(ids), tuple(sorted(count for count in counts if 0 < count < len(ids)))
 
     def ends_inside(self, opening: str, closing: str) -> bool:
-        """True when the answer starts inside a block: the prompt ends with ``opening``, or continues a turn that opened it."""
+        """True when the answer begins in a block: the prompt ends with ``opening``, or continues a turn that opened it."""
         last = self._continued.rfind(opening)
         return self.text.rstrip().endswith(opening) or (last >= 0 and self._continued.rfind(closing) < last)
 

@@ -185,6 +185,7 @@ def _finish(
         named_templates=named,
         fim_ids=_fim_ids(vocabulary),
         strips_first_space=strips_first_space,
+        constrainable=vocabulary.kind in ("gpt2", "gemma4"),
         warnings=tuple(vocabulary.warnings),
     )
 

@@ -32,13 +32,14 @@ def load_folder_tokenizer(folder: Path) -> TokenizerParts:
     backend, pipeline, digest = _load_backend(folder, config)
     _add_declared_tokens(backend, config)
     named = _named_special_tokens(folder, config)
-    decoder = pipeline.get("decoder") or {}
+    decoder, model = pipeline.get("decoder") or {}, pipeline.get("model") or {}
+    piece_encoding = _piece_encoding(decoder, model)
     prefix_ids, suffix_ids = _surrounding_ids(backend, config, named)
     default_template, templates = _chat_templates(folder, config)
     bos = named.get("bos_token") or named.get("cls_token")
     return TokenizerParts(
         backend=backend,
-        piece_encoding=_piece_encoding(decoder, pipeline.get("model") or {}),
+        piece_encoding=piece_encoding,
         source_digest=digest,
         special_ids=frozenset(index for index, token in backend.get_added_tokens_decoder().items() if token.special),
         bos_id=_id_of(backend, bos),
@@ -50,6 +51,7 @@ def load_folder_tokenizer(folder: Path) -> TokenizerParts:
         chat_template=default_template,
         named_templates=templates,
         strips_first_space=_strips_first_space(decoder),
+        constrainable=model.get("type") == "BPE" and piece_encoding in ("byte_level", "sentencepiece"),
     )
 
 

@@ -98,8 +98,13 @@ class Tokenizer:
 
     @property
     def byte_level(self) -> bool:
-        """True for byte-level BPE, the kind of vocabulary that constrained decoding supports."""
+        """True for byte-level BPE."""
         return self._parts.piece_encoding == "byte_level"
+
+    @property
+    def constrainable(self) -> bool:
+        """True when constrained decoding supports this vocabulary: a BPE whose tokens' bytes are known exactly."""
+        return self._parts.constrainable and bool(self.eos_ids)
 
     @property
     def strips_first_space(self) -> bool:

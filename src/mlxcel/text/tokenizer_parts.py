@@ -54,6 +54,7 @@ class TokenizerParts:
         chat_template, named_templates: sources as shipped.
         fim_ids: declared fill-in-the-middle ids; known spellings are added by the wrapper.
         strips_first_space: decoding a whole text drops the space that encoding put in front.
+        constrainable: a BPE vocabulary whose tokens' bytes are known exactly.
         warnings: oddities worth a log line.
     """
 
@@ -71,4 +72,5 @@ class TokenizerParts:
     named_templates: Mapping[str, str] = field(default_factory=dict)
     fim_ids: Mapping[FimRole, int] = field(default_factory=dict)
     strips_first_space: bool = False
+    constrainable: bool = False
     warnings: tuple[str, ...] = ()

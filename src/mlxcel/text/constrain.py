@@ -1,0 +1,252 @@
+"""Output that must conform to a schema or grammar, enforced token by token with llguidance.
+
+A compiled grammar yields, at each step, the set of tokens that keep the output conforming. Compilation takes a millisecond
+for ordinary schemas; callers still run it off the event loop, because the first one builds the vocabulary's index.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import llguidance
+import orjson
+from llguidance.gbnf_to_lark import any_to_lark
+
+from mlxcel.core.errors import GenerationFailed, InvalidRequest
+from mlxcel.core.jobs import OutputConstraint
+from mlxcel.text.control_text import ControlTextScanner
+from mlxcel.text.schema_limits import MAX_SOURCE_BYTES, check_grammar, check_schema, enforceable_schema
+from mlxcel.text.tokenizer import Tokenizer
+from mlxcel.text.tool_grammars import tool_call_grammar, tool_call_lark
+
+__all__ = ["ConstraintFactory", "tool_call_grammar"]
+
+DEFAULT_DEADLINE_S = 10.0
+_CACHED_GRAMMARS = 64
+# White space between JSON tokens: at most one line break with its indentation. Unbounded white space is a trap that weak
+# models fall into and never leave.
+_WHITE_SPACE = r"\r?\n?[ \t]{0,40}"
+# \u escapes are left out: they can spell a declared property's name in a second way and so evade its schema.
+_JSON_OPTIONS: Mapping[str, Any] = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": _WHITE_SPACE,
+    "coerce_one_of": False,
+    "lenient": False,
+    "json_allowed_escapes": '"\\bfnrt',
+}
+# Beginnings of compiler messages, and what may be said to the client. The rest of such a message can quote the schema.
+_EXPLANATIONS = (
+    ("Unimplemented keys", "uses a keyword that cannot be enforced"),
+    ("oneOf constraints", "uses oneOf with alternatives that cannot be told apart; use anyOf"),
+    ("min/maxProperties", "uses minProperties or maxProperties together with optional properties, which cannot be enforced"),
+    ("Invalid type", "names a type that does not exist"),
+    ("Pointer", "has a $ref that points nowhere"),
+    ("Resource", "has a $ref that points outside of the schema"),
+    ("regex parse error", "has a pattern that is invalid or uses look-around or back-references"),
+    ("Unsatisfiable", "cannot be satisfied by any value"),
+    ("schema must be", "has a subschema that is neither an object nor a boolean"),
+)  # fmt: skip
+
+
+class _Constraint:
+    """One row's matcher; see :class:`mlxcel.core.ports.Constraint`."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, mask_words: int) -> None:
+        self._matcher = matcher
+        self._mask_words = mask_words
+
+    def fill_mask(self, address: int, word_count: int) -> None:
+        """Write the mask; tokens beyond the tokenizer's vocabulary (padding rows of the model) are never allowed.
+
+        Raises:
+            GenerationFailed: the grammar became too complex at this point of the output, or admits no token at all.
+        """
+        own_bytes = self._mask_words * 4
+        if word_count >= self._mask_words:
+            self._matcher.unsafe_compute_mask_ptr(address, own_bytes)
+            ctypes.memset(address + own_bytes, 0, word_count * 4 - own_bytes)
+        else:
+            scratch = (ctypes.c_int32 * self._mask_words)()
+            self._matcher.unsafe_compute_mask_ptr(ctypes.addressof(scratch), own_bytes)
+            ctypes.memmove(address, scratch, word_count * 4)
+        if self._matcher.is_error():
+            raise GenerationFailed("the output constraint became too complex to follow")
+
+    def accept(self, token_id: int) -> bool:
+        return bool(self._matcher.consume_token(token_id))
+
+    def rollback(self, token_count: int) -> None:
+        if token_count > 0 and not self._matcher.rollback(token_count):
+            raise GenerationFailed("the output constraint could not be rolled back")
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+
+class ConstraintFactory:
+    """Compiles constraints for one tokenizer. Thread-safe.
+
+    The vocabulary index (a second for 150,000 tokens) is built at the first use; compiled grammars are kept and copied.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._controls = ControlTextScanner(
+            tokenizer.piece(token_id) for token_id in tokenizer.special_ids if tokenizer.piece(token_id)
+        )
+        self._limits = llguidance.LLParserLimits(
+            max_grammar_size=100_000, max_lexer_states=50_000, verbose_errors=False
+        )  # fmt: skip
+
+    @property
+    def is_supported(self) -> bool:
+        """False when the vocabulary's bytes are not known exactly; every compilation then fails."""
+        return self._tokenizer.constrainable
+
+    def compile(self, constraint: OutputConstraint, *, deadline_s: float = DEFAULT_DEADLINE_S) -> _Constraint:
+        """A fresh matcher for one row.
+
+        Raises:
+            InvalidRequest: the vocabulary is not supported, or the schema or grammar is invalid, too large or too complex,
+                or says something that cannot be enforced.
+        """
+        if not self.is_supported:
+            raise InvalidRequest(
+                "UnsupportedTokenizer: structured output needs a BPE vocabulary (tokenizer.json), which this model lacks",
+                param="response_format",
+            )
+        started = time.monotonic()
+        grammar, what = self._grammar(constraint)
+        key = hashlib.sha256(f"{constraint.kind}\0{grammar}".encode()).hexdigest()
+        with self._lock:
+            vocabulary = self._index()
+            pristine = self._compiled.get(key)
+            if pristine is not None:
+                self._compiled.move_to_end(key)
+        if pristine is None:
+            pristine = self._compile(vocabulary, grammar, what)
+            if time.monotonic() - started > deadline_s:
+                raise InvalidRequest(f"the {what} is too complex", param="response_format")
+        with self._lock:
+            self._compiled[key] = pristine
+            while len(self._compiled) > _CACHED_GRAMMARS:
+                self._compiled.popitem(last=False)
+            return _Constraint(pristine.deep_copy(), (vocabulary.vocab_size + 31) // 32)
+
+    # ---- sources ------------------------------------------------------------------------------------------------------
+
+    def _grammar(self, constraint: OutputConstraint) -> tuple[str, str]:
+        """The compiler's input for a constraint, and what to call it in messages."""
+        kind, source = constraint.kind, constraint.source
+        if kind == "json_object":
+            return self._schema_grammar({"type": "object"}), "JSON object"
+        if kind == "json_schema" and isinstance(source, Mapping):
+            check_schema(source, "response_format")
+            return self._schema_grammar(source), "JSON schema"
+        if kind == "tool_calls" and isinstance(source, Mapping):
+            for tool in source["tools"]:
+                check_schema(tool["parameters"], "tools")
+            tools = [{**tool, "parameters": enforceable_schema(tool["parameters"])} for tool in source["tools"]]
+            lark = tool_call_lark({**source, "tools": tools}, self._literal, _JSON_OPTIONS)
+            return llguidance.LLMatcher.grammar_from_lark(lark), "tools' parameters"
+        if not isinstance(source, str):
+            raise InvalidRequest(f"a constraint of kind {kind} has the wrong type", param="response_format")
+        if len(source.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
+            raise InvalidRequest(f"the grammar is larger than {MAX_SOURCE_BYTES // 1024} KiB", param="grammar")
+        if kind == "regex":
+            return llguidance.LLMatcher.grammar_from_regex(source), "regular expression"
+        lark = _lark_from_gbnf(source) if kind == "gbnf" else source
+        check_grammar(lark, "grammar")
+        return llguidance.LLMatcher.grammar_from_lark(lark), "grammar"
+
+    def _schema_grammar(self, schema: Mapping[str, Any]) -> str:
+        text = orjson.dumps(enforceable_schema(schema)).decode()
+        try:
+            return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=dict(_JSON_OPTIONS)))
+        except ValueError as error:
+            raise InvalidRequest("the JSON schema is invalid", param="response_format") from error
+
+    def _literal(self, text: str) -> str:
+        """Fixed text in Lark notation; control tokens by their id, so that only the real token matches."""
+        pieces: list[str] = []
+        position = 0
+        for start, control in self._controls.spans(text):
+            pieces += [_quoted(text[position:start]), f"<[{self._tokenizer.token_id(control)}]>"]
+            position = start + len(control)
+        pieces.append(_quoted(text[position:]))
+        return " ".join(piece for piece in pieces if piece)
+
+    # ---- compilation --------------------------------------------------------------------------------------------------
+
+    def _compile(self, vocabulary: llguidance.LLTokenizer, grammar: str, what: str) -> llguidance.LLMatcher:
+        try:
+            matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=self._limits)
+            trial = matcher.deep_copy()
+            if not matcher.is_error():
+                trial.compute_bitmask()  # a grammar that admits nothing shows itself at the first mask
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in the Rust library is no Exception
+            raise InvalidRequest(f"the {what} cannot be compiled", param="response_format") from error
+        if matcher.is_error():
+            raise InvalidRequest(_explain(matcher.get_error(), what), param="response_format")
+        if trial.is_error():
+            raise InvalidRequest(f"the {what} cannot be satisfied or is too complex", param="response_format")
+        return matcher
+
+    def _index(self) -> llguidance.LLTokenizer:
+        """The vocabulary index; built once, under the lock."""
+        if self._vocabulary is None:
+            wrapped = llguidance.TokenizerWrapper(_VocabularyView(self._tokenizer, self._controls))
+            self._vocabulary = llguidance.LLTokenizer(wrapped, eos_token=sorted(self._tokenizer.eos_ids))
+        return self._vocabulary
+
+
+class _VocabularyView:
+    """What llguidance asks of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, controls: ControlTextScanner) -> None:
+        self._tokenizer = tokenizer
+        self._controls = controls
+        self.eos_token_id = min(tokenizer.eos_ids)
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """The canonical tokens of text that a grammar forces.
+
+        Marker tokens such as ``<tool_call>`` count as text there; control tokens do not, whatever the text spells.
+        """
+        decoded = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        has_control = next(self._controls.spans(decoded), None) is not None
+        return self._tokenizer.encode(decoded, parse_special=not has_control)
+
+
+def _quoted(text: str) -> str:
+    """A Lark string, which is written like a JSON string; nothing for empty text."""
+    return orjson.dumps(text).decode() if text else ""
+
+
+def _lark_from_gbnf(source: str) -> str:
+    try:
+        return str(any_to_lark(source))
+    except Exception as error:  # the converter raises its own errors, and whatever malformed input provokes
+        raise InvalidRequest("the grammar is not valid GBNF", param="grammar") from error
+
+
+def _explain(message: str, what: str) -> str:
+    for beginning, explanation in _EXPLANATIONS:
+        if message.startswith(beginning):
+            return f"the {what} {explanation}"
+    return f"the {what} is invalid or too complex"
