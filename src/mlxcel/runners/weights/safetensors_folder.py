@@ -1,21 +1,26 @@
-"""A folder in Hugging Face layout: ``config.json`` and one or more safetensors files."""
+"""A folder in Hugging Face or MLX layout: ``config.json`` and one or more safetensors files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from mlxcel.core.errors import StartupError
 from mlxcel.runners.weights.checkpoint import Checkpoint
+from mlxcel.runners.weights.entries import Entry, PlainEntry
 from mlxcel.runners.weights.fingerprint import fingerprint_of
+from mlxcel.runners.weights.float8 import Fp8Entry, Mxfp4Entry
 from mlxcel.runners.weights.matrix import QuantisedMatrix
+from mlxcel.runners.weights.mlx_layout import mlx_entries
+from mlxcel.runners.weights.tensor_files import TensorFiles, missing_names
 
 INDEX_NAME = "model.safetensors.index.json"
 _HEADER_BYTES = 1 << 20
+_FP8_SCALE = "_scale_inv"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -31,14 +36,25 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def shard_files(folder: Path) -> list[Path]:
-    """The weight files, from the index when there is one. Raises StartupError naming a missing shard."""
+def weight_map_of(folder: Path) -> dict[str, str]:
+    """Tensor names and their files from the index; empty when there is no index. Raises StartupError for a bad index."""
     index = read_json(folder / INDEX_NAME)
     if not index:
-        return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+        return {}
     weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise StartupError(f"{folder / INDEX_NAME} has no weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise StartupError(f"{folder / INDEX_NAME} has no weight_map of file names")
+    if any(Path(name).name != name for name in weight_map.values()):
+        raise StartupError(f"{folder / INDEX_NAME} names files outside its folder")
+    return weight_map
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files, from the index when there is one. Raises StartupError naming a missing one."""
+    weight_map = weight_map_of(folder)
+    if not weight_map:
+        found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+        return [path for path in found if path.name.startswith("model")] or found
     files = [folder / name for name in sorted(set(weight_map.values()))]
     missing = [path.name for path in files if not path.is_file()]
     if missing:
@@ -49,39 +65,88 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """Plain (bf16, fp16, fp32) safetensors."""
+    """bf16, fp16 or fp32 tensors, MLX quantisation, fine-grained FP8, or MXFP4 experts.
 
-    kind = "safetensors"
+    Raises:
+        StartupError: a file is missing or damaged, or the quantisation method is not supported.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = read_json(path / "config.json")
+        config = read_json(path / "config.json")
+        if "model_type" not in config:
+            raise StartupError(f"{path / 'config.json'} does not name a model_type")
         self.generation_config = read_json(path / "generation_config.json")
-        files = shard_files(path)
-        self._shards: dict[str, Any] = {}
-        for file in files:
-            try:
-                shard: Any = safe_open(file, framework="pt", device="cpu")
-                self._shards.update((name, shard) for name in shard.offset_keys())
-            except (SafetensorError, OSError) as error:
-                raise StartupError(f"{file} is damaged or truncated ({error}); download it again") from error
-        self.weights_bytes = sum(file.stat().st_size for file in files)
-        self.fingerprint = fingerprint_of([path / "config.json", *files], _HEADER_BYTES)
+        paths = weight_files(path)
+        self._files = TensorFiles(paths)
+        if lost := missing_names(self._files, weight_map_of(path)):
+            raise StartupError(f"{path} lacks {len(lost)} tensors that its index lists, first {lost[0]}; download it again")
+        quantisation = _quantisation(path, config)
+        is_mlx = quantisation.get("method") == "mlx" or self._files.format == "mlx"
+        self.kind = "mlx" if is_mlx else "safetensors"
+        self._entries = mlx_entries(self._files, config, quantisation) if is_mlx else _entries(self._files, quantisation)
+        self.config = _without_quantisation(config)
+        self.weights_bytes = sum(file.stat().st_size for file in paths)
+        self.fingerprint = fingerprint_of([path / "config.json", *paths], _HEADER_BYTES)
 
     def names(self) -> list[str]:
-        return list(self._shards)
+        return list(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._shards[name].get_slice(name).get_shape())
+        return self._entries[name].shape()
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        tensor: torch.Tensor = self._shards[name].get_tensor(name)
+        tensor = self._entries[name].dense()
         return tensor if dtype is None else tensor.to(dtype)
 
     def quantised(self, name: str) -> QuantisedMatrix | None:
-        if name not in self._shards:
-            raise KeyError(name)
-        return None
+        return self._entries[name].quantised()
 
     def close(self) -> None:
-        self._shards = {}
+        self._files.close()
+        self._entries = {}
+
+
+def _quantisation(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The quantisation settings, with their ``method`` ("mlx", "fp8", "mxfp4"); empty for plain tensors."""
+    sections = [config, config.get("text_config") or {}]
+    for section in sections:
+        settings = section.get("quantization") or section.get("quantization_config")
+        if not settings:
+            continue
+        method = settings.get("quant_method", "mlx" if "group_size" in settings or "mode" in settings else None)
+        if method not in ("mlx", "fp8", "mxfp4"):
+            raise StartupError(
+                f"{path} is quantised with {method}, which is not supported; use a GGUF, MLX or plain version"
+            )
+        return {**settings, "method": method}
+    return {}
+
+
+def _without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
+    cleaned = {key: value for key, value in config.items() if key not in ("quantization", "quantization_config")}
+    if isinstance(cleaned.get("text_config"), dict):
+        cleaned["text_config"] = _without_quantisation(cleaned["text_config"])
+    return cleaned
+
+
+def _entries(files: TensorFiles, quantisation: Mapping[str, Any]) -> dict[str, Entry]:
+    block = quantisation.get("weight_block_size")
+    entries: dict[str, Entry] = {}
+    for name in files.names():
+        if quantisation.get("method") == "fp8" and f"{name}{_FP8_SCALE}" in files:
+            entries[name] = Fp8Entry(files, name, f"{name}{_FP8_SCALE}", tuple(block) if block else None)
+        elif quantisation.get("method") == "mxfp4" and name.endswith("_blocks"):
+            entries[name.removesuffix("_blocks")] = Mxfp4Entry(files, name.removesuffix("_blocks"))
+        elif not _belongs_to_another(files, name):
+            entries[name] = PlainEntry(files, name)
+    return entries
+
+
+def _belongs_to_another(files: TensorFiles, name: str) -> bool:
+    """Scales, which are read with the tensor they scale, and activation scales, which dense weights have no use for."""
+    if name.endswith(_FP8_SCALE) and name.removesuffix(_FP8_SCALE) in files:
+        return True
+    if name.endswith("_scales") and f"{name.removesuffix('_scales')}_blocks" in files:
+        return True
+    return name.endswith((".activation_scale", ".input_scale"))

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxcel.core.errors import StartupError
+from mlxcel.runners.weights.combine import unshifted
 from mlxcel.runners.weights.gguf.families import family_of
 from mlxcel.runners.weights.gguf.family import COMMON_FIELDS, COMMON_NAMES, TOP_NAMES, Family
 from mlxcel.runners.weights.gguf.file import GgufFile, GgufTensor
 from mlxcel.runners.weights.gguf.metadata import Metadata
-from mlxcel.runners.weights.gguf.recipes import Order, Part, Recipe, unshifted
+from mlxcel.runners.weights.gguf.recipes import Order, Part, Recipe
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 # Rotation frequencies are read as configuration.

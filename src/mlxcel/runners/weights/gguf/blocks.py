@@ -16,6 +16,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from mlxcel.runners.weights.matrix import QuantisedMatrix
+from mlxcel.runners.weights.packing import E2M1_OFFSET, code_table, e2m1_codes, e8m0
 
 _Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _FLOATS = {
@@ -24,9 +25,8 @@ _FLOATS = {
     GGMLQuantizationType.BF16: torch.bfloat16,
     GGMLQuantizationType.F64: torch.float64,
 }
-# The 16 levels of the non-linear 4-bit formats and of E2M1 in half units; as integers they fit 8-bit codes exactly.
+# The 16 levels of the non-linear 4-bit formats; as integers they fit 8-bit codes exactly.
 _NONLINEAR_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def float_dtype(kind: GGMLQuantizationType) -> torch.dtype | None:
@@ -180,17 +180,16 @@ def _tq2_0(blocks: torch.Tensor) -> _Parts:
     return _centred(codes, _half(blocks, 64).expand(-1, -1, 2), 1)  # 256 elements share a scale: two groups of 128
 
 
-def _levels(fields: torch.Tensor, levels: tuple[int, ...], offset: int) -> torch.Tensor:
-    table = torch.tensor(levels, dtype=torch.int16).add_(offset).to(torch.uint8)
-    return table[fields.to(torch.int32)]
+def _nonlinear(fields: torch.Tensor) -> torch.Tensor:
+    return code_table(_NONLINEAR_LEVELS, 128)[fields.to(torch.int32)]
 
 
 def _iq4_nl(blocks: torch.Tensor) -> _Parts:
-    return _centred(_levels(_fields(blocks[..., 2:18], 4), _NONLINEAR_LEVELS, 128), _half(blocks, 0), 128)
+    return _centred(_nonlinear(_fields(blocks[..., 2:18], 4)), _half(blocks, 0), 128)
 
 
 def _iq4_xs(blocks: torch.Tensor) -> _Parts:
-    codes = _levels(_fields(_runs(blocks, 8, 136, 16), 4), _NONLINEAR_LEVELS, 128)
+    codes = _nonlinear(_fields(_runs(blocks, 8, 136, 16), 4))
     shifts = torch.tensor([0, 4], dtype=torch.uint8)
     low = blocks[..., 4:8].unsqueeze(-1).bitwise_right_shift(shifts).bitwise_and_(15).flatten(-2)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
@@ -199,15 +198,8 @@ def _iq4_xs(blocks: torch.Tensor) -> _Parts:
     return _centred(codes, _half(blocks, 0) * (six_bits.to(torch.float32) - 32), 128)
 
 
-def power_of_two_halves(exponents: torch.Tensor) -> torch.Tensor:
-    """E8M0 exponents (uint8, bias 127) as float32 ``2^(e - 128)``: the unit of ``E2M1_HALVES``."""
-    powers = torch.tensor([2.0 ** (exponent - 128) for exponent in range(256)], dtype=torch.float32)
-    return powers[exponents.to(torch.int32)]
-
-
 def _mxfp4(blocks: torch.Tensor) -> _Parts:
-    codes = _levels(_fields(blocks[..., 1:17], 4), E2M1_HALVES, 12)
-    return _centred(codes, power_of_two_halves(blocks[..., 0:1]), 12)
+    return _centred(e2m1_codes(_fields(blocks[..., 1:17], 4)), e8m0(blocks[..., 0:1], bias=128), E2M1_OFFSET)
 
 
 _AFFINE = {

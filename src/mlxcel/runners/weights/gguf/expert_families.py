@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlxcel.runners.weights.gguf import config, orders, recipes
+from mlxcel.runners.weights import combine
+from mlxcel.runners.weights.gguf import config, orders
 from mlxcel.runners.weights.gguf.family import Family
 from mlxcel.runners.weights.gguf.shared_names import (
     EXPERT_FIELDS,
@@ -81,10 +82,10 @@ EXPERT_FAMILIES: Mapping[str, Family] = {
             "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
         },
         merges={
-            "mlp.experts.gate_up_proj": (("ffn_gate_exps.weight", "ffn_up_exps.weight"), recipes.interleaved_columns),
-            "mlp.experts.gate_up_proj_bias": (("ffn_gate_exps.bias", "ffn_up_exps.bias"), recipes.interleaved_rows),
+            "mlp.experts.gate_up_proj": (("ffn_gate_exps.weight", "ffn_up_exps.weight"), combine.interleaved_columns),
+            "mlp.experts.gate_up_proj_bias": (("ffn_gate_exps.bias", "ffn_up_exps.bias"), combine.interleaved_rows),
         },
-        changes={"ffn_down_exps.weight": recipes.transposed},
+        changes={"ffn_down_exps.weight": combine.transposed},
     ),
     "deepseek2": Family(
         "deepseek_v2",
@@ -99,7 +100,7 @@ EXPERT_FAMILIES: Mapping[str, Family] = {
             "attn_kv_a_norm": "self_attn.kv_a_layernorm",
             "attn_kv_b": "self_attn.kv_b_proj",
         },
-        merges={"self_attn.kv_b_proj.weight": (("attn_k_b.weight", "attn_v_b.weight"), recipes.latent_kv)},
+        merges={"self_attn.kv_b_proj.weight": (("attn_k_b.weight", "attn_v_b.weight"), combine.latent_kv)},
     ),
     "ernie4_5-moe": Family(
         "ernie4_5_moe",
@@ -141,10 +142,10 @@ EXPERT_FAMILIES: Mapping[str, Family] = {
         merges={
             "feed_forward.experts.gate_up_proj": (
                 ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
-                recipes.stacked_columns,
+                combine.stacked_columns,
             ),
         },
-        changes={"ffn_down_exps.weight": recipes.transposed},
+        changes={"ffn_down_exps.weight": combine.transposed},
     ),
     "gemma4": Family(
         "gemma4_text",
@@ -159,6 +160,6 @@ EXPERT_FAMILIES: Mapping[str, Family] = {
         },
         derived=config.gemma4,
         names=SANDWICH_NORMS | PER_LAYER_INPUT_NAMES | _GEMMA4_NAMES,
-        merges={"experts.gate_up_proj": (("ffn_gate_exps.weight", "ffn_up_exps.weight"), recipes.stacked_rows)},
+        merges={"experts.gate_up_proj": (("ffn_gate_exps.weight", "ffn_up_exps.weight"), combine.stacked_rows)},
     ),
 }

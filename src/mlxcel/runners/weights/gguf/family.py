@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlxcel.runners.weights.combine import Combine
 from mlxcel.runners.weights.gguf import config
 from mlxcel.runners.weights.gguf.metadata import Metadata
 from mlxcel.runners.weights.gguf.orders import as_stored
-from mlxcel.runners.weights.gguf.recipes import Combine, Order
+from mlxcel.runners.weights.gguf.recipes import Order
 
 Merge = tuple[tuple[str, ...], Combine | None]
 """GGUF names of a block, and how they combine; None stacks their rows."""

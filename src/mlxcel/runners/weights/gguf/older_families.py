@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mlxcel.runners.weights.gguf import config, orders, recipes
+from mlxcel.runners.weights import combine
+from mlxcel.runners.weights.gguf import config, orders
 from mlxcel.runners.weights.gguf.family import Family
 from mlxcel.runners.weights.gguf.shared_names import LAYER_NORM
 
@@ -75,7 +76,7 @@ OLDER_FAMILIES: Mapping[str, Family] = {
             "ffn_down": "mlp.c_proj",
         },
         changes={
-            name: recipes.transposed
+            name: combine.transposed
             for name in ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
         },
         layer="transformer.h.{layer}.",

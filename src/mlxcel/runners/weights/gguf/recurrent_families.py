@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlxcel.runners.weights.gguf import config, orders, recipes
+from mlxcel.runners.weights import combine
+from mlxcel.runners.weights.combine import Combine
+from mlxcel.runners.weights.gguf import config, orders
 from mlxcel.runners.weights.gguf.family import Family
-from mlxcel.runners.weights.gguf.recipes import Combine
 from mlxcel.runners.weights.gguf.shared_names import (
     EXPERT_FIELDS,
     GRANITE,
@@ -42,7 +43,7 @@ _DELTA_NET_NAMES = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-_DELTA_NET_CHANGES: dict[str, Combine] = {"ssm_conv1d.weight": recipes.depthwise, "ssm_a": recipes.log_decay}
+_DELTA_NET_CHANGES: dict[str, Combine] = {"ssm_conv1d.weight": combine.depthwise, "ssm_a": combine.log_decay}
 _QWEN35_NAMES = {
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
@@ -58,12 +59,12 @@ _STATE_SPACE_NAMES = {
     "ssm_x": "x_proj",
     "ssm_dt": "dt_proj",
 }
-_MAMBA1_CHANGES: Mapping[str, Combine] = {"ssm_conv1d.weight": recipes.depthwise, "ssm_a": recipes.log_decay}
+_MAMBA1_CHANGES: Mapping[str, Combine] = {"ssm_conv1d.weight": combine.depthwise, "ssm_a": combine.log_decay}
 _MAMBA2_CHANGES: Mapping[str, Combine] = {
-    "ssm_conv1d.weight": recipes.depthwise,
-    "ssm_a": recipes.flat_log_decay,
-    "ssm_d": recipes.flattened,
-    "ssm_norm.weight": recipes.flattened,
+    "ssm_conv1d.weight": combine.depthwise,
+    "ssm_a": combine.flat_log_decay,
+    "ssm_d": combine.flattened,
+    "ssm_norm.weight": combine.flattened,
 }
 _MAMBA_FIELDS: dict[str, str | None] = {
     "num_attention_heads": None,
@@ -119,7 +120,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
         fields={"rms_norm_eps": None, "norm_eps": "attention.layer_norm_rms_epsilon", "conv_L_cache": "shortconv.l_cache"},
         derived=config.lfm2,
         names=_LFM2_NAMES,
-        changes={"shortconv.conv.weight": recipes.depthwise},
+        changes={"shortconv.conv.weight": combine.depthwise},
     ),
     "lfm2moe": Family(
         "lfm2_moe",
@@ -139,7 +140,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
             "ffn_down_exps": "feed_forward.experts.{expert}.w2",
             "ffn_up_exps": "feed_forward.experts.{expert}.w3",
         },
-        changes={"shortconv.conv.weight": recipes.depthwise},
+        changes={"shortconv.conv.weight": combine.depthwise},
     ),
     "mamba": Family(
         "mamba",
@@ -217,7 +218,7 @@ RECURRENT_FAMILIES: Mapping[str, Family] = {
         | {"ssm_dt.bias": "mamba.dt_bias", "ssm_norm": "mamba.norm", "ffn_down_shexp": "shared_mlp.output_linear"},
         merges=GRANITE_MOE_MERGES
         | {
-            "shared_mlp.input_linear.weight": (("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), recipes.stacked_rows),
+            "shared_mlp.input_linear.weight": (("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), combine.stacked_rows),
         },
         changes=_MAMBA2_CHANGES,
         orders=orders.rotary_pairs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxcel.runners.weights.gguf import recipes
+from mlxcel.runners.weights import combine
 from mlxcel.runners.weights.gguf.family import Merge
 
 LAYER_NORM = {"rms_norm_eps": None, "layer_norm_eps": "attention.layer_norm_epsilon"}
@@ -30,7 +30,7 @@ QWEN_SHARED_EXPERT = {
 }
 GRANITE_MOE_NAMES = {"ffn_gate_inp": "block_sparse_moe.router.layer", "ffn_down_exps": "block_sparse_moe.output_linear"}
 GRANITE_MOE_MERGES: dict[str, Merge] = {
-    "block_sparse_moe.input_linear.weight": (("ffn_gate_exps.weight", "ffn_up_exps.weight"), recipes.stacked_rows),
+    "block_sparse_moe.input_linear.weight": (("ffn_gate_exps.weight", "ffn_up_exps.weight"), combine.stacked_rows),
 }
 PER_LAYER_INPUT_NAMES = {
     "per_layer_token_embd": "model.embed_tokens_per_layer",
