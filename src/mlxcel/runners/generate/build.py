@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mlxcel.core.errors import StartupError
-from mlxcel.core.ports import ModelInfo, ModelRunner
-from mlxcel.runners.generate.batch import Decoder
+from mlxcel.core.ports import ModelRunner
 from mlxcel.runners.generate.choice import RunnerChoice
 from mlxcel.runners.generate.decoder.spec import DecoderSpec, spec_from_config
 from mlxcel.runners.generate.options import RunnerOptions
-from mlxcel.runners.generate.providers import Declined, DecoderProvider, DecoderRequest, default_providers
-from mlxcel.runners.generate.runner import PagedRunner
-from mlxcel.runners.generate.sampler import Sampler
+from mlxcel.runners.generate.paged import paged_runner, window_tokens
+from mlxcel.runners.generate.providers import (
+    Declined,
+    DecoderProvider,
+    DecoderRequest,
+    default_dtype,
+    default_providers,
+)
 
 if TYPE_CHECKING:
     from mlxcel.runners.weights import Checkpoint
@@ -27,7 +30,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def build_runner(
     checkpoint: Checkpoint, options: RunnerOptions, providers: Sequence[DecoderProvider] | None = None
 ) -> ModelRunner:
-    """Load a causal model.
+    """Load a causal model: through a native decoder when one serves it, else through transformers' modules.
 
     Args:
         checkpoint: open checkpoint; read during this call only.
@@ -40,11 +43,19 @@ def build_runner(
     if options.threads:
         torch.set_num_threads(options.threads)
     device = pick_device(options)
-    config = options.rope.apply(checkpoint.config) if options.rope.active else checkpoint.config
-    spec = None if options.backend == "transformers" else spec_from_config(config)
-    if spec is not None:
-        return _native_runner(spec, checkpoint, options, device, default_providers() if providers is None else providers)
-    raise StartupError(f"model type {config.get('model_type')!r} has no native decoder; start without --backend native")
+    spec = native_spec(checkpoint, options)
+    if isinstance(spec, Declined):
+        why = spec.reason
+    else:
+        runner = _native_runner(spec, checkpoint, options, device, default_providers() if providers is None else providers)
+        if not isinstance(runner, Declined):
+            return runner
+        why = runner.reason
+    if options.backend == "native":
+        raise StartupError(f"no native decoder for this model ({why}); start with --backend auto")
+    from mlxcel.runners.generate.hf.select import build_transformers_runner  # imports transformers, which takes a second
+
+    return build_transformers_runner(checkpoint, options, _DTYPES.get(options.dtype) or default_dtype(device), device, why)
 
 
 def pick_device(options: RunnerOptions) -> torch.device:
@@ -60,9 +71,20 @@ def pick_device(options: RunnerOptions) -> torch.device:
     return torch.device(options.device)
 
 
-def window_tokens(options: RunnerOptions, model_tokens: int) -> int:
-    """The window of one row: what was asked for, at most the model's."""
-    return min(options.context_tokens or model_tokens, model_tokens)
+def native_spec(checkpoint: Checkpoint, options: RunnerOptions) -> DecoderSpec | Declined:
+    """The description that native decoders are built from, or why there is none. Reads no weights."""
+    if options.backend == "transformers":
+        return Declined("transformers was asked for")
+    config: Mapping[str, Any] = options.rope.apply(checkpoint.config) if options.rope.active else checkpoint.config
+    if config.get("quantization_config"):
+        return Declined("its weights are in a quantised format that transformers decodes")
+    spec = spec_from_config(config)
+    if spec is None:
+        return Declined(f"{config.get('model_type')} has no native decoder")
+    missing = set(spec.tensor_names()).difference(checkpoint.names())
+    if missing:
+        return Declined(f"the checkpoint has no tensor {min(missing)}")
+    return spec
 
 
 def _native_runner(
@@ -71,7 +93,7 @@ def _native_runner(
     options: RunnerOptions,
     device: torch.device,
     providers: Sequence[DecoderProvider],
-) -> PagedRunner:
+) -> ModelRunner | Declined:
     request = DecoderRequest(
         spec, checkpoint, options, device, _DTYPES.get(options.dtype), window_tokens(options, spec.context_tokens)
     )
@@ -84,33 +106,4 @@ def _native_runner(
         reason = f"{spec.family} is a native family" + "".join(f"; {line}" for line in declined)
         choice = RunnerChoice(provider.name, reason)
         return paged_runner(offer, checkpoint, options, choice, request.context_tokens, device)
-    raise StartupError("no native decoder serves this model: " + "; ".join(declined))
-
-
-def paged_runner(
-    decoder: Decoder,
-    checkpoint: Checkpoint,
-    options: RunnerOptions,
-    choice: RunnerChoice,
-    context_tokens: int,
-    device: torch.device,
-) -> PagedRunner:
-    """A runner over a loaded decoder."""
-    info = ModelInfo(
-        name=options.name,
-        fingerprint=state_fingerprint(checkpoint, options, choice),
-        vocab_size=decoder.vocab_size,
-        context_tokens=context_tokens,
-        block_tokens=decoder.block_tokens,
-        block_count=decoder.block_count,
-        bytes_per_token=decoder.bytes_per_token,
-        max_rows=options.max_rows,
-        supports_drafts=True,
-    )
-    return PagedRunner(decoder, Sampler(decoder.vocab_size, device), info, choice)
-
-
-def state_fingerprint(checkpoint: Checkpoint, options: RunnerOptions, choice: RunnerChoice) -> str:
-    """Digest of everything that decides what a cached KV state holds."""
-    parts = (checkpoint.fingerprint, options.dtype, options.device, choice.path, repr(options.rope))
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    return Declined("; ".join(declined))

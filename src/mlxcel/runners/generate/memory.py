@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 _MEMINFO = Path("/proc/meminfo")
 _KV_SHARE = 0.5  # of the free memory, when no budget is given
+
+
+BlockCount = Callable[[int], int]  # bytes per token -> blocks of a pool
 
 
 def available_bytes() -> int:
@@ -38,6 +42,11 @@ def row_blocks(context_tokens: int) -> int:
     return -(-context_tokens // BLOCK_TOKENS)
 
 
+def kv_budget_bytes(options: RunnerOptions) -> int:
+    """What cached state may take: the operator's figure, else a share of the free memory."""
+    return options.kv_budget_bytes or int(available_bytes() * _KV_SHARE)
+
+
 def pool_block_count(options: RunnerOptions, context_tokens: int, bytes_per_token: int) -> int:
     """Blocks of the KV pool: what was asked for, else every row's whole window as far as the budget goes.
 
@@ -46,7 +55,7 @@ def pool_block_count(options: RunnerOptions, context_tokens: int, bytes_per_toke
     """
     if options.kv_block_count:
         return options.kv_block_count
-    budget_bytes = options.kv_budget_bytes or int(available_bytes() * _KV_SHARE)
+    budget_bytes = kv_budget_bytes(options)
     affordable = budget_bytes // (bytes_per_token * BLOCK_TOKENS)
     if affordable < 1:
         raise StartupError(f"a KV cache budget of {budget_bytes} bytes does not hold {BLOCK_TOKENS} tokens; raise it")

@@ -118,18 +118,50 @@ class PagedRunner:
 
     def _sample(self, assembly: _Assembly) -> dict[int, RowResult]:
         logits = self._decoder.forward(assembly.batch(self._tables, self._decoder.block_tokens))
-        results = self._sampler.sample(logits, assembly.draws) if assembly.draws else []
+        if not assembly.drafts:
+            results = self._sampler.sample(logits, assembly.draws)
+        else:
+            results = self._sampler.sample(logits[assembly.plain_outputs], assembly.draws)
+            for draft in assembly.drafts:
+                rows = logits[draft.first_output : draft.first_output + len(draft.token_ids) + 1]
+                results.append(self._sampler.verify(rows, draft.draw, draft.token_ids))
         return {result.row_id: result for result in results}
 
 
-class _Assembly:
-    """Columns of the batch of one step, grown row by row."""
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A proposed continuation; its logits are the outputs from ``first_output`` on, one more than ``token_ids``."""
 
-    __slots__ = ("_contexts", "_logit_indices", "_positions", "_slots", "_starts", "draws", "token_ids")
+    draw: Draw
+    token_ids: tuple[int, ...]
+    first_output: int
+
+
+class _Assembly:
+    """Columns of the batch of one step, grown row by row.
+
+    Attributes:
+        draws: rows that take one token; their logits are the outputs ``plain_outputs``.
+        drafts: rows whose draft is to be verified.
+    """
+
+    __slots__ = (
+        "_contexts",
+        "_logit_indices",
+        "_positions",
+        "_slots",
+        "_starts",
+        "drafts",
+        "draws",
+        "plain_outputs",
+        "token_ids",
+    )
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.draws: list[Draw] = []
+        self.plain_outputs: list[int] = []
+        self.drafts: list[_Draft] = []
         self._positions: list[int] = []
         self._starts = [0]
         self._contexts: list[int] = []
@@ -143,9 +175,16 @@ class _Assembly:
         self._starts.append(stop)
         self._contexts.append(context)
         self._slots.append(slot)
-        if step.sample:
+        if not step.sample:
+            return
+        draw = Draw(step.row_id, step.forced_id, step.constrained)
+        if step.draft_ids:
+            self.drafts.append(_Draft(draw, step.draft_ids, len(self._logit_indices)))
             self._logit_indices.extend(range(stop - 1 - len(step.draft_ids), stop))
-            self.draws.append(Draw(step.row_id, step.forced_id, step.constrained, step.draft_ids))
+        else:
+            self.draws.append(draw)
+            self.plain_outputs.append(len(self._logit_indices))
+            self._logit_indices.append(stop - 1)
 
     def batch(self, tables: np.ndarray[tuple[int, int], np.dtype[np.int32]], block_tokens: int) -> RaggedBatch:
         width = -(-max(self._contexts) // block_tokens)

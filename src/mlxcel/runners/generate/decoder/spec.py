@@ -10,7 +10,7 @@ and differ in what :class:`DecoderSpec` records. Everything else is served throu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -126,6 +126,19 @@ class DecoderSpec:
             up=f"{base}.mlp.up_proj",
             down=f"{base}.mlp.down_proj",
         )
+
+    def tensor_names(self) -> Iterator[str]:
+        """Every tensor a decoder reads."""
+        yield f"{self.embedding_name}.weight"
+        yield f"{self.final_norm_name}.weight"
+        yield f"{self.head_name}.weight"
+        for names in map(self.layer_names, range(self.layer_count)):
+            head_norms = (names.q_norm, names.k_norm) if self.qk_norm else ()
+            matrices = (names.q, names.k, names.v, names.o, names.gate, names.up, names.down)
+            yield from (f"{name}.weight" for name in (names.input_norm, names.mlp_norm, *head_norms, *matrices))
+            yield from (f"{name}.bias" for name in (names.q, names.k, names.v) if self.qkv_bias)
+            yield from (f"{name}.bias" for name in (names.o,) if self.o_bias)
+            yield from (f"{name}.bias" for name in (names.gate, names.up, names.down) if self.mlp_bias)
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes that keys and values of one token take over all layers."""

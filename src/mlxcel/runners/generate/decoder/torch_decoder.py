@@ -86,7 +86,7 @@ class TorchDecoder:
         self._layers = [self._load_layer(loader, index) for index in range(spec.layer_count)]
         self._final_norm = loader.vector(f"{spec.final_norm_name}.weight")
         self._head = loader.head(spec.head_name, self._embedding if spec.tied else None)
-        cosines, sines = spec.rope.tables(context_tokens)
+        cosines, sines = spec.rope.tables(-(-context_tokens // block_tokens) * block_tokens)
         self._cosines, self._sines = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
 
     def _load_layer(self, loader: LinearLoader, index: int) -> _Layer:

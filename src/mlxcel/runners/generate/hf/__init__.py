@@ -1,0 +1,1 @@
+"""Serves any causal language model that transformers has modules for."""

@@ -1,0 +1,76 @@
+"""Loads a transformers model and decides by trial how to run it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from mlxcel.core.ports import ModelInfo, ModelRunner
+from mlxcel.runners.generate.choice import RunnerChoice
+from mlxcel.runners.generate.hf.loading import load_config, load_model, model_window_tokens, settle_rope
+from mlxcel.runners.generate.hf.ragged import HfDecoder
+from mlxcel.runners.generate.hf.row_state import choose_feeder, measure_state
+from mlxcel.runners.generate.hf.self_check import Reference, check_ragged
+from mlxcel.runners.generate.hf.stateful import StatefulRunner
+from mlxcel.runners.generate.memory import kv_budget_bytes, pool_block_count
+from mlxcel.runners.generate.options import RunnerOptions
+from mlxcel.runners.generate.paged import paged_runner, state_fingerprint, window_tokens
+from mlxcel.runners.generate.sampler import Sampler
+
+if TYPE_CHECKING:
+    from mlxcel.runners.weights import Checkpoint
+
+
+def build_transformers_runner(
+    checkpoint: Checkpoint, options: RunnerOptions, dtype: torch.dtype, device: torch.device, why: str
+) -> ModelRunner:
+    """Load the model; batch it over paged KV when that reproduces its plain forward pass, else keep a cache per row.
+
+    Args:
+        why: why no native decoder serves it.
+
+    Raises:
+        StartupError: transformers cannot load it.
+    """
+    config = load_config(checkpoint, options)
+    context_tokens = window_tokens(options, model_window_tokens(config))
+    settle_rope(config, context_tokens)
+    model = load_model(checkpoint, config, options, dtype, device)
+    reference = Reference.of(model)
+    own_implementation = model.config._attn_implementation
+    try:
+        decoder = HfDecoder(model, lambda bytes_per_token: pool_block_count(options, context_tokens, bytes_per_token))
+        check_ragged(decoder, reference)
+    except Exception as error:  # modules of any family may raise anything; the slower path is then taken
+        problem = str(error) if isinstance(error, ValueError) else type(error).__name__
+        model.set_attn_implementation(own_implementation)
+        return _stateful_runner(model, checkpoint, options, reference, context_tokens, f"{why}; not batched: {problem}")
+    choice = RunnerChoice("transformers", f"{why}; batched over paged KV")
+    return paged_runner(decoder, checkpoint, options, choice, context_tokens, device)
+
+
+def _stateful_runner(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    options: RunnerOptions,
+    reference: Reference,
+    context_tokens: int,
+    why: str,
+) -> StatefulRunner:
+    feeder, drawback = choose_feeder(model, reference)
+    state_bytes, bytes_per_token = measure_state(feeder, reference)
+    choice = RunnerChoice("transformers-stateful", why + drawback)
+    vocab_size = reference.logits[0].shape[-1]
+    info = ModelInfo(
+        name=options.name,
+        fingerprint=state_fingerprint(checkpoint, options, choice),
+        vocab_size=vocab_size,
+        context_tokens=context_tokens,
+        state="snapshot",
+        bytes_per_token=bytes_per_token,
+        state_bytes=state_bytes,
+        max_rows=options.max_rows,
+    )
+    return StatefulRunner(feeder, Sampler(vocab_size, model.device), info, choice, kv_budget_bytes(options))

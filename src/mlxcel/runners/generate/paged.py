@@ -1,0 +1,52 @@
+"""What every path shares when it makes a runner: the window, the fingerprint, and the runner over a loaded decoder."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from mlxcel.core.ports import ModelInfo
+from mlxcel.runners.generate.batch import Decoder
+from mlxcel.runners.generate.choice import RunnerChoice
+from mlxcel.runners.generate.options import RunnerOptions
+from mlxcel.runners.generate.runner import PagedRunner
+from mlxcel.runners.generate.sampler import Sampler
+
+if TYPE_CHECKING:
+    from mlxcel.runners.weights import Checkpoint
+
+
+def window_tokens(options: RunnerOptions, model_tokens: int) -> int:
+    """The window of one row: what was asked for, at most the model's."""
+    return min(options.context_tokens or model_tokens, model_tokens)
+
+
+def paged_runner(
+    decoder: Decoder,
+    checkpoint: Checkpoint,
+    options: RunnerOptions,
+    choice: RunnerChoice,
+    context_tokens: int,
+    device: torch.device,
+) -> PagedRunner:
+    """A runner over a loaded decoder."""
+    info = ModelInfo(
+        name=options.name,
+        fingerprint=state_fingerprint(checkpoint, options, choice),
+        vocab_size=decoder.vocab_size,
+        context_tokens=context_tokens,
+        block_tokens=decoder.block_tokens,
+        block_count=decoder.block_count,
+        bytes_per_token=decoder.bytes_per_token,
+        max_rows=options.max_rows,
+        supports_drafts=True,
+    )
+    return PagedRunner(decoder, Sampler(decoder.vocab_size, device), info, choice)
+
+
+def state_fingerprint(checkpoint: Checkpoint, options: RunnerOptions, choice: RunnerChoice) -> str:
+    """Digest of everything that decides what a cached KV state holds."""
+    parts = (checkpoint.fingerprint, options.dtype, options.device, choice.path, repr(options.rope))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
