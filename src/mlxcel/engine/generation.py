@@ -58,7 +58,7 @@ class GenerationRunner:
         self._rows: dict[str, Row] = {}
         self._batch_rows = 0
         self._faults_in_a_row = 0
-        self._costs = StepCosts()
+        self._costs = StepCosts(config.prefill_grant_interval)
         self._queue = RowQueue()
         self._ledger = self._make_ledger()
         self._table = RowTable(model, self._ledger, min(config.max_rows, model.info.max_rows))

@@ -34,7 +34,7 @@ class Planner:
         """Decide the next step. An empty plan means that nothing can run."""
         steps = self._decode_steps()
         waiting = [row for row in self._table.running if row.state is RowState.PREFILL]
-        if waiting:
+        if waiting and not (steps and self._costs.wants_plain_step(len(steps))):
             waiting.sort(key=lambda row: row.order)
             steps += self._prefill_steps(waiting, decode_rows=len(steps))
         return StepPlan(tuple(steps))

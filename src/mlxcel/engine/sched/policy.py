@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SHARED_CHUNK_TOKENS = 512  # largest chunk that a step shares with decoding rows counts as
+SHARED_CHUNK_TOKENS = 256  # beside decoding rows, larger chunks count as this
 
 
 def grant_tokens(chunk_tokens: int, grant_interval: int) -> int:
     """Prompt tokens that the oldest waiting prompt gets in every step beside decoding rows, at the least.
 
-    A chunk spread over N + 1 steps: a prompt of C chunks has its first token within C * (N + 1) steps.
+    A chunk is spread over N steps, and at most one step in N + 1 goes without (``StepCosts.wants_plain_step``): a prompt of
+    C such chunks has its first token within C * (N + 1) steps.
     """
     if grant_interval <= 0:
         return 1
     chunk = min(chunk_tokens, SHARED_CHUNK_TOKENS) if chunk_tokens else SHARED_CHUNK_TOKENS
-    return -(-chunk // (grant_interval + 1))
+    return -(-chunk // grant_interval)
 
 
 def split_prefill(remaining_tokens: Sequence[int], *, total_tokens: int, head_tokens: int, max_prompts: int) -> list[int]:
