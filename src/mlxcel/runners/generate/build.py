@@ -12,7 +12,7 @@ from mlxcel.core.ports import ModelRunner
 from mlxcel.runners.generate.choice import RunnerChoice
 from mlxcel.runners.generate.decoder.spec import DecoderSpec, spec_from_config
 from mlxcel.runners.generate.options import RunnerOptions
-from mlxcel.runners.generate.paged import paged_runner, window_tokens
+from mlxcel.runners.generate.paged import paged_runner
 from mlxcel.runners.generate.providers import (
     Declined,
     DecoderProvider,
@@ -20,6 +20,7 @@ from mlxcel.runners.generate.providers import (
     default_dtype,
     default_providers,
 )
+from mlxcel.runners.generate.window import window_tokens
 
 if TYPE_CHECKING:
     from mlxcel.runners.weights import Checkpoint

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,15 +59,3 @@ def pool_block_count(options: RunnerOptions, context_tokens: int, bytes_per_toke
     if affordable < 1:
         raise StartupError(f"a KV cache budget of {budget_bytes} bytes does not hold {BLOCK_TOKENS} tokens; raise it")
     return min(affordable, options.max_rows * row_blocks(context_tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
-    """Bytes a model will take, and the budget they are held against."""
-
-    weights_bytes: int
-    kv_bytes_total: int
-    activation_bytes: int
-    headroom_bytes: int
-    total_bytes: int
-    budget_bytes: int

@@ -1,4 +1,4 @@
-"""What every path shares when it makes a runner: the window, the fingerprint, and the runner over a loaded decoder."""
+"""What every path shares when it makes a runner: the fingerprint and the runner over a loaded decoder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ from mlxcel.runners.generate.sampler import Sampler
 
 if TYPE_CHECKING:
     from mlxcel.runners.weights import Checkpoint
-
-
-def window_tokens(options: RunnerOptions, model_tokens: int) -> int:
-    """The window of one row: what was asked for, at most the model's."""
-    return min(options.context_tokens or model_tokens, model_tokens)
 
 
 def paged_runner(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from transformers.utils import logging as transformers_logging
 
 from mlxcel.core.errors import StartupError
-from mlxcel.runners.generate.decoder.rope import scaled_window_tokens
 from mlxcel.runners.generate.options import RunnerOptions
 
 if TYPE_CHECKING:
     from mlxcel.runners.weights import Checkpoint
-
-_UNBOUNDED_WINDOW_TOKENS = 131_072  # for recurrent models, whose config states no window
 
 
 def load_config(checkpoint: Checkpoint, options: RunnerOptions) -> PreTrainedConfig:
@@ -62,11 +58,12 @@ def load_model(
         "output_loading_info": True,
     }
     try:
-        if checkpoint.kind == "safetensors":
+        if checkpoint.kind == "safetensors" and getattr(config, "quantization_config", None) is None:
             model, loading = AutoModelForCausalLM.from_pretrained(
                 checkpoint.path, use_safetensors=True, local_files_only=True, **settings
             )
         else:
+            config.__dict__.pop("quantization_config", None)  # the checkpoint hands out decoded weights
             weights = dict(checkpoint.state_dict_iter(dtype))
             model, loading = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(None, state_dict=weights, **settings)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
@@ -81,18 +78,6 @@ def load_model(
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The part of a config that describes the language model."""
     return config.get_text_config(decoder=True)
-
-
-def model_window_tokens(config: PreTrainedConfig) -> int:
-    """The model's own window, its position scaling included."""
-    text = text_config(config)
-    trained = getattr(text, "max_position_embeddings", None)
-    if not isinstance(trained, int) or trained <= 0:
-        return _UNBOUNDED_WINDOW_TOKENS
-    parameters = getattr(text, "rope_parameters", None)
-    if not isinstance(parameters, Mapping) or "rope_type" not in parameters:
-        return trained
-    return scaled_window_tokens(parameters, trained)
 
 
 def settle_rope(config: PreTrainedConfig, context_tokens: int) -> None:

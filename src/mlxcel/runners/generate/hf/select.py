@@ -9,15 +9,16 @@ from transformers import PreTrainedModel
 
 from mlxcel.core.ports import ModelInfo, ModelRunner
 from mlxcel.runners.generate.choice import RunnerChoice
-from mlxcel.runners.generate.hf.loading import load_config, load_model, model_window_tokens, settle_rope
+from mlxcel.runners.generate.hf.loading import load_config, load_model, settle_rope
 from mlxcel.runners.generate.hf.ragged import HfDecoder
 from mlxcel.runners.generate.hf.row_state import choose_feeder, measure_state
 from mlxcel.runners.generate.hf.self_check import Reference, check_ragged
 from mlxcel.runners.generate.hf.stateful import StatefulRunner
 from mlxcel.runners.generate.memory import kv_budget_bytes, pool_block_count
 from mlxcel.runners.generate.options import RunnerOptions
-from mlxcel.runners.generate.paged import paged_runner, state_fingerprint, window_tokens
+from mlxcel.runners.generate.paged import paged_runner, state_fingerprint
 from mlxcel.runners.generate.sampler import Sampler
+from mlxcel.runners.generate.window import declared_window_tokens, window_tokens
 
 if TYPE_CHECKING:
     from mlxcel.runners.weights import Checkpoint
@@ -35,7 +36,7 @@ def build_transformers_runner(
         StartupError: transformers cannot load it.
     """
     config = load_config(checkpoint, options)
-    context_tokens = window_tokens(options, model_window_tokens(config))
+    context_tokens = window_tokens(options, declared_window_tokens(config.to_dict()))
     settle_rope(config, context_tokens)
     model = load_model(checkpoint, config, options, dtype, device)
     reference = Reference.of(model)
