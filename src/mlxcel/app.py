@@ -34,7 +34,7 @@ from mlxcel.text.chat_template import ChatTemplate
 from mlxcel.text.constrain import ConstraintFactory
 from mlxcel.text.reasoning import detect_reasoning
 from mlxcel.text.tokenizer import Tokenizer, load_tokenizer
-from mlxcel.text.tool_formats import detect_format, format_by_name
+from mlxcel.text.tool_formats import FORMATS, detect_format
 from mlxcel.wire.context import ServerFacts
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def open_source(config: ServerConfig) -> Source:
 
 
 def _build(checkpoint: Checkpoint, options: RunnerOptions) -> ModelRunner:
-    from mlxcel.runners.generate import build_runner
+    from mlxcel.runners.generate.build import build_runner
 
     return build_runner(checkpoint, options)
 
@@ -288,8 +288,10 @@ def generation_defaults(config: ServerConfig, generation_config: dict[str, Any])
 def _served_model(config: ServerConfig, source: Source, engine: EngineClient, context_tokens: int) -> ServedModel:
     tokenizer, options = source.tokenizer, config.template
     template_text = _template_text(config) or tokenizer.chat_template or ""
+    if options.tool_call_parser and options.tool_call_parser not in FORMATS:
+        raise StartupError(f"--tool-call-parser: must be one of {', '.join(sorted(FORMATS))}")
     chat_format = (
-        format_by_name(options.tool_call_parser)
+        FORMATS[options.tool_call_parser]
         if options.tool_call_parser
         else detect_format(template_text, tokenizer.token_id, source.model_type)
     )

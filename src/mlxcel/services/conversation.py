@@ -18,7 +18,8 @@ from mlxcel.text.output import OutputParser
 from mlxcel.text.reasoning import ReasoningSplitter
 from mlxcel.text.stop import StopMatcher
 from mlxcel.text.template_messages import place_instruction
-from mlxcel.text.tool_formats.stream import ToolStream
+from mlxcel.text.tool_formats import ToolStream
+from mlxcel.text.tool_grammars import tool_call_grammar
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,7 +145,8 @@ class ConversationRenderer:
             return None
         if tool_format.shape is None:
             return None
-        return tool_call_grammar(tool_format.shape, tools, named=job.tool_choice.mode == "named")
+        named = job.tool_choice.mode == "named"
+        return tool_call_grammar(tool_format.shape, tools, named=named, parallel=job.parallel_tool_calls)
 
     def _template_kwargs(self, job: ChatJob) -> dict[str, Any]:
         """Server defaults, then the reasoning options, then the request's own variables; the later win per key."""

