@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mlxcel.core.errors import VocabularyRangeError
+from mlxcel.core.tokens import TokenPiece
 from mlxcel.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One token with the exact bytes it stands for."""
-
-    id: int
-    bytes: bytes
 
 
 class TokenService:
@@ -34,9 +26,9 @@ class TokenService:
                 ids += self._tokenizer.encode(item, add_special=first, parse_special=parse_special)
         return ids
 
-    def pieces(self, ids: Sequence[int]) -> list[Piece]:
+    def pieces(self, ids: Sequence[int]) -> list[TokenPiece]:
         """Each token with its bytes."""
-        return [Piece(token_id, self._tokenizer.token_bytes(token_id)) for token_id in ids]
+        return [TokenPiece(token_id, self._tokenizer.token_bytes(token_id)) for token_id in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, control tokens included; invalid bytes become U+FFFD.

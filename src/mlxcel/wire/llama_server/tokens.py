@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from mlxcel.services.tokens import Piece
+from mlxcel.core.tokens import TokenPiece
 from mlxcel.wire.parse import WireModel
 
 _INT64 = 2**63
@@ -32,7 +32,7 @@ class DetokenizeRequest(WireModel):
     tokens: list[Annotated[int, Field(ge=-_INT64, lt=_INT64)]] | None = None
 
 
-def render_tokens(pieces: Sequence[Piece], *, with_pieces: bool) -> dict[str, Any]:
+def render_tokens(pieces: Sequence[TokenPiece], *, with_pieces: bool) -> dict[str, Any]:
     """Plain ids, or ids with their text (a byte array where the bytes are no whole characters)."""
     if not with_pieces:
         return {"tokens": [piece.id for piece in pieces]}
