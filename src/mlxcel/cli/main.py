@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -11,21 +12,20 @@ from mlxcel.core.errors import StartupError
 Command = Callable[[Sequence[str]], int]
 
 
-def _serve(arguments: Sequence[str]) -> int:
-    from mlxcel.cli.serve import run
+def _lazily(module: str) -> Command:
+    """A command whose module is only imported when it runs, so that ``--help`` stays quick."""
 
-    return run(arguments)
+    def run(arguments: Sequence[str]) -> int:
+        command: Command = importlib.import_module(module).run
+        return command(arguments)
 
-
-def _bench(arguments: Sequence[str]) -> int:
-    from mlxcel.cli.bench.command import run
-
-    return run(arguments)
+    return run
 
 
 COMMANDS: dict[str, tuple[Command, str]] = {
-    "serve": (_serve, "serve a model over HTTP (the same as mlxcel-server)"),
-    "bench": (_bench, "measure a server"),
+    "serve": (_lazily("mlxcel.cli.serve"), "serve a model over HTTP (the same as mlxcel-server)"),
+    "bench": (_lazily("mlxcel.cli.bench.command"), "measure a server"),
+    "docs": (_lazily("mlxcel.cli.docs"), "write the generated reference pages"),
 }
 
 
@@ -50,7 +50,7 @@ def server_main(arguments: Sequence[str] | None = None) -> int:
     if "--version" in words:
         print(f"mlxcel-server {__version__}")
         return 0
-    return _guarded(_serve, words)
+    return _guarded(COMMANDS["serve"][0], words)
 
 
 def _guarded(command: Command, arguments: Sequence[str]) -> int:

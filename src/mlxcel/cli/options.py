@@ -46,7 +46,8 @@ def build_parser(config_type: type[Any], *, prog: str, description: str) -> argp
 
 def _add(section: Any, dest: str, item: Field[Any], spec: Option) -> None:
     env = f" [env: {', '.join(spec.env)}]" if spec.env else ""
-    text = (spec.help + _default_text(item, spec) + env).replace("%", "%%")
+    default = default_text(item, spec)
+    text = (spec.help + (f" (default: {default})" if default else "") + env).replace("%", "%%")
     if spec.kind == "switch":
         section.add_argument(*spec.flags, dest=dest, action="store_const", const="on", help=text)
         if spec.off_flags:
@@ -57,12 +58,12 @@ def _add(section: Any, dest: str, item: Field[Any], spec: Option) -> None:
     section.add_argument(*spec.flags, dest=dest, action=action, metavar=metavar, help=text)
 
 
-def _default_text(item: Field[Any], spec: Option) -> str:
+def default_text(item: Field[Any], spec: Option) -> str:
+    """The default as a reader would type it; empty when there is none to speak of."""
     default = item.default
-    if spec.kind == "list" or default in ("", None, (), dataclasses.MISSING) or isinstance(default, tuple):
+    if spec.kind == "list" or default in ("", None) or default is dataclasses.MISSING or isinstance(default, tuple):
         return ""
-    shown = {True: "on", False: "off"}.get(default, default) if isinstance(default, bool) else default
-    return f" (default: {shown})"
+    return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
 
 
 def resolve(config_type: type[Config], arguments: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
