@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlxcel.core.errors import StartupError
+from mlxcel.runners.hub.folder import gguf_models, is_model
 from mlxcel.runners.weights.checkpoint import Checkpoint
 from mlxcel.runners.weights.gguf.checkpoint import GgufCheckpoint
 from mlxcel.runners.weights.safetensors_folder import SafetensorsCheckpoint
@@ -28,9 +29,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+    if is_model(folder):
         return SafetensorsCheckpoint(folder)
-    ggufs = sorted(folder.glob("*.gguf"))
-    if len(ggufs) == 1:
-        return GgufCheckpoint(ggufs[0])
-    raise StartupError(f"{folder} holds no model: expected config.json with *.safetensors, or one .gguf file")
+    found = gguf_models(folder)
+    if len(found) == 1:
+        return GgufCheckpoint(found[0])
+    if found:
+        raise StartupError(f"{folder} holds {len(found)} GGUF models; name one of them, such as {found[0].name}")
+    if (folder / "adapter_config.json").is_file():
+        raise StartupError(f"{folder} holds a LoRA adapter, not a model; load its base model and pass it with --lora")
+    if any(path.suffix in _PICKLE_SUFFIXES for path in folder.iterdir()):
+        raise StartupError(f"{folder} holds pickle files, which can run code when opened; convert it to safetensors")
+    raise StartupError(f"{folder} holds no model: expected config.json with *.safetensors, or a .gguf file")

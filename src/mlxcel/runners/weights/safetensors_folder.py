@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from mlxcel.core.errors import StartupError
+from mlxcel.runners.hub.folder import read_json, weight_files, weight_map_of
 from mlxcel.runners.weights.checkpoint import Checkpoint
 from mlxcel.runners.weights.entries import Entry, PlainEntry
 from mlxcel.runners.weights.fingerprint import fingerprint_of
@@ -18,50 +18,8 @@ from mlxcel.runners.weights.matrix import QuantisedMatrix
 from mlxcel.runners.weights.mlx_layout import mlx_entries
 from mlxcel.runners.weights.tensor_files import TensorFiles, missing_names
 
-INDEX_NAME = "model.safetensors.index.json"
 _HEADER_BYTES = 1 << 20
 _FP8_SCALE = "_scale_inv"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, empty when the file is missing. Raises StartupError when it is not a JSON object."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise StartupError(f"{path} must hold a JSON object")
-    return value
-
-
-def weight_map_of(folder: Path) -> dict[str, str]:
-    """Tensor names and their files from the index; empty when there is no index. Raises StartupError for a bad index."""
-    index = read_json(folder / INDEX_NAME)
-    if not index:
-        return {}
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise StartupError(f"{folder / INDEX_NAME} has no weight_map of file names")
-    if any(Path(name).name != name for name in weight_map.values()):
-        raise StartupError(f"{folder / INDEX_NAME} names files outside its folder")
-    return weight_map
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The weight files, from the index when there is one. Raises StartupError naming a missing one."""
-    weight_map = weight_map_of(folder)
-    if not weight_map:
-        found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-        return [path for path in found if path.name.startswith("model")] or found
-    files = [folder / name for name in sorted(set(weight_map.values()))]
-    missing = [path.name for path in files if not path.is_file()]
-    if missing:
-        raise StartupError(
-            f"{folder} lacks {len(missing)} of {len(files)} weight files, first {missing[0]}; download the model again"
-        )
-    return files
 
 
 class SafetensorsCheckpoint(Checkpoint):

@@ -11,8 +11,9 @@ from mlxcel.core.errors import StartupError
 from mlxcel.runners.weights.combine import unshifted
 from mlxcel.runners.weights.gguf.families import family_of
 from mlxcel.runners.weights.gguf.family import COMMON_FIELDS, COMMON_NAMES, TOP_NAMES, Family
-from mlxcel.runners.weights.gguf.file import GgufFile, GgufTensor
+from mlxcel.runners.weights.gguf.file import GgufTensor
 from mlxcel.runners.weights.gguf.metadata import Metadata
+from mlxcel.runners.weights.gguf.parts import GgufParts
 from mlxcel.runners.weights.gguf.recipes import Order, Part, Recipe
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
@@ -35,7 +36,7 @@ class Description:
     recipes: dict[str, Recipe]
 
 
-def describe(file: GgufFile) -> Description:
+def describe(file: GgufParts) -> Description:
     """Translate a file's metadata and tensor directory.
 
     Raises:
@@ -71,7 +72,7 @@ class _Translator:
         layer_count: blocks from this one on predict further tokens and are left out; None keeps all.
     """
 
-    def __init__(self, file: GgufFile, metadata: Metadata, family: Family, layer_count: int | None) -> None:
+    def __init__(self, file: GgufParts, metadata: Metadata, family: Family, layer_count: int | None) -> None:
         self._file = file
         self._family = family
         self._layer_count = layer_count

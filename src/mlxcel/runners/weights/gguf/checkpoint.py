@@ -12,13 +12,13 @@ from mlxcel.runners.weights.checkpoint import Checkpoint
 from mlxcel.runners.weights.fingerprint import fingerprint_of
 from mlxcel.runners.weights.gguf.architectures import describe
 from mlxcel.runners.weights.gguf.blocks import affine_rows, dense_rows
-from mlxcel.runners.weights.gguf.file import GgufFile
+from mlxcel.runners.weights.gguf.parts import GgufParts
 from mlxcel.runners.weights.gguf.recipes import Part, Recipe
 from mlxcel.runners.weights.matrix import QuantisedMatrix
 
 
 class GgufCheckpoint(Checkpoint):
-    """One GGUF file.
+    """A GGUF model in one file or several.
 
     Attributes:
         metadata: every key-value pair of the file (tokeniser included), decoded.
@@ -28,14 +28,14 @@ class GgufCheckpoint(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = GgufFile(path)
+        self._file = GgufParts(path)
         self.metadata = self._file.metadata
         description = describe(self._file)
         self.config = description.config
         self.generation_config = description.generation_config
         self._recipes = description.recipes
         self.weights_bytes = sum(tensor.size_bytes for tensor in self._file.tensors.values())
-        self.fingerprint = fingerprint_of([path], self._file.header_bytes)
+        self.fingerprint = fingerprint_of(self._file.files, self._file.header_bytes)
 
     def names(self) -> list[str]:
         return list(self._recipes)

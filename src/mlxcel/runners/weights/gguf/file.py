@@ -17,6 +17,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from mlxcel.core.errors import StartupError
+from mlxcel.runners.weights.tensor_files import refuse_lfs_pointer
 
 MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32
@@ -47,6 +48,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        refuse_lfs_pointer(path)
         self.size_bytes = path.stat().st_size
         with path.open("rb") as file:
             if file.read(4) != MAGIC:

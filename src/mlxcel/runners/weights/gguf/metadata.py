@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from mlxcel.core.errors import StartupError
-from mlxcel.runners.weights.gguf.file import GgufFile, GgufTensor
+from mlxcel.runners.weights.gguf.file import GgufTensor
+from mlxcel.runners.weights.gguf.parts import GgufParts
 
 
 class Metadata:
@@ -19,7 +20,7 @@ class Metadata:
         tensors: the tensor directory by GGUF name.
     """
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufParts) -> None:
         self._file = file
         self.architecture = str(file.metadata.get("general.architecture"))
         self.tensors: Mapping[str, GgufTensor] = file.tensors
