@@ -1,0 +1,33 @@
+// The kernel table of a level, from the headers above compiled with that level's vectors.
+#pragma once
+
+#include "layout.h"
+#include "elementwise.h"
+#include "linear.h"
+#include "attention.h"
+
+namespace {
+
+void no_panel(const mlx::Matrix&, int, int, uint16_t*) {}
+void nothing() {}
+
+constexpr mlx::Kernels base_kernels() {
+  mlx::Kernels table = {};
+  table.operand_form = operand_form;
+  table.prepare = prepare;
+  table.load_panel = no_panel;
+  table.linear = linear;
+  table.add = add_rows;
+  table.gate = gate;
+  table.embed = embed;
+  table.query_head = query_head;
+  table.key_head = key_head;
+  table.value_head = value_head;
+  table.attend = attend;
+  table.merge = merge;
+  table.begin = nothing;
+  table.end = nothing;
+  return table;
+}
+
+}  // namespace

@@ -1,0 +1,79 @@
+// One forward pass, run by all members of the team side by side.
+#pragma once
+
+#include <vector>
+
+#include "model.h"
+
+namespace mlx {
+
+// Attention of a tile of prompt tokens of one query head over their whole context, or of one token's query heads of one
+// key/value head over a part of it.
+struct AttendItem {
+  bool tile;
+  int row;           // of the batch
+  int token, count;  // first token and their number
+  int head;          // query head of a tile, key/value head of a part
+  int begin, end;    // positions
+  int partial;       // where the first query head's result of this part goes; -1: the result is whole
+};
+
+// How a batch is cut into work; the same for every layer.
+class Plan {
+ public:
+  Plan(const Model& model, const mlx_batch& batch);
+
+  // Number of context parts of a token that is attended in parts, else 1.
+  int parts(int token) const { return parts_[token]; }
+  // First partial result of a token's head 0; its parts lie side by side, heads follow each other.
+  int first_partial(int token) const { return first_partial_[token]; }
+  int row_of(int token) const { return row_of_[token]; }
+  const std::vector<AttendItem>& items() const { return items_; }
+  int partial_count() const { return partial_count_; }
+
+ private:
+  void check(const Model& model, const mlx_batch& batch) const;
+  void add_parts(const Model& model, const mlx_batch& batch, int row, int token);
+
+  std::vector<int> row_of_, parts_, first_partial_;
+  std::vector<AttendItem> items_;
+  int partial_count_ = 0;
+};
+
+class Step {
+ public:
+  Step(Model& model, const mlx_batch& batch, float* logits);
+  void run(int member);
+
+ private:
+  void embed();
+  void attention_inputs(const Layer& layer, const Operand& x, Member& me);
+  void finish_heads(const Layer& layer, int slot, int head, int row_begin, int rows, float* tile, long stride);
+  void attend(const Layer& layer, bool only_outputs, Member& me);
+  const float* attended_row(int token, Member& me) const;
+  void keep_outputs();
+  void add(const Matrix& matrix, const Operand& x, float* hidden, int rows, Member& me);
+  void gate(const Layer& layer, const Operand& x, int rows, Member& me);
+  void project_logits(const Operand& x, Member& me);
+
+  // Prepares what `matrices` read from `rows` rows.
+  template <class RowAt>
+  Operand operand(std::initializer_list<const Matrix*> matrices, int rows, const float* norm, Member& me, RowAt row_at);
+  void multiply(const Matrix& matrix, const Operand& x, int row_count, int row_begin, int rows, int block_begin, int block_end,
+                const uint16_t* panel, float* out, long stride) const;
+  // Loads a panel when the rows of this product read one.
+  const uint16_t* panel(const Matrix& matrix, int rows, int block_begin, int block_end, Member& me, int which = 0) const;
+  int task_blocks(const Matrix& matrix) const;
+
+  Model& model_;
+  const mlx_config& config_;
+  const mlx_batch& batch_;
+  const Kernels& kernels_;
+  Plan plan_;
+  float* logits_;
+  long activated_stride_;
+  int forms_ = 0, widest_ = 0;
+  float *hidden_, *kept_, *queries_, *attended_, *activated_, *partials_, *maxima_, *weights_;
+};
+
+}  // namespace mlx
