@@ -20,16 +20,19 @@ from mlxcel.core.sampling import SamplingParams
 from mlxcel.engine.client import EngineClient
 from mlxcel.engine.config import EngineConfig
 from mlxcel.http.auth import KeyRing
-from mlxcel.http.rooms import Rooms
+from mlxcel.http.rooms import Endpoints, Rooms
 from mlxcel.http.routes import all_routes
 from mlxcel.http.server import build_asgi
+from mlxcel.observe.metrics import Metrics
 from mlxcel.prefix_cache.settings import CacheSettings
 from mlxcel.services.chat import ChatService
 from mlxcel.services.completion import CompletionService
 from mlxcel.services.generation import GenerationService
+from mlxcel.services.messages import MessagesService
 from mlxcel.services.model import ChatPolicy, ServedModel
 from mlxcel.services.status import StatusService
 from mlxcel.services.tokens import TokenService
+from mlxcel.stores.reasoning_echo import ReasoningEchoStore
 from mlxcel.text.chat_template import ChatTemplate
 from mlxcel.text.constrain import ConstraintFactory
 from mlxcel.text.reasoning import detect_reasoning
@@ -88,14 +91,22 @@ def build_app(config: ServerConfig, source: Source) -> App:
         reasoning_alias=None if config.template.reasoning_alias_field == "none" else config.template.reasoning_alias_field,
     )
     pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="mlxcel-pool")
-    generation = GenerationService(model, pool)
+    status = StatusService(model)
+    metrics = Metrics(status.gauges)
+    generation = GenerationService(model, pool, metrics.observe_answer)
+    chat = ChatService(generation)
     interval_s = config.network.sse_ping_interval_s
     rooms = Rooms(
         facts=facts,
-        chat=ChatService(generation),
+        chat=chat,
+        messages=MessagesService(chat, reasoning_echo(config)),
         completion=CompletionService(generation),
         tokens=TokenService(source.tokenizer),
-        status=StatusService(model),
+        status=status,
+        metrics=metrics,
+        endpoints=Endpoints(
+            metrics=config.endpoints.metrics, props_post=config.endpoints.props, slots=config.endpoints.slots
+        ),
         max_body_bytes=config.network.max_body_bytes,
         ping_interval_s=interval_s if interval_s > 0 else None,
     )
@@ -240,6 +251,11 @@ def runner_options(config: ServerConfig, name: str) -> RunnerOptions:
         backend=config.model.backend,  # type: ignore[arg-type]
         trust_remote_code=config.model.trust_remote_code,
     )
+
+
+def reasoning_echo(config: ServerConfig) -> ReasoningEchoStore:
+    """The store of thinking text; it only serves the prompt cache, so it is off without one."""
+    return ReasoningEchoStore(max_bytes=config.stores.reasoning_echo_max_bytes if config.prompt_cache.enabled else 0)
 
 
 def generation_defaults(config: ServerConfig, generation_config: dict[str, Any]) -> GenerationOptions:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mlxcel.config.option import many, option, parse_bytes, parse_float, parse_int, switch
 from mlxcel.config.sampling import SamplingConfig
+from mlxcel.config.stores import StoresConfig
 from mlxcel.config.values import parse_budget_bytes, parse_json_object
 
 
@@ -434,6 +435,30 @@ class TemplateConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointConfig:
+    """Optional endpoints"""
+
+    metrics: bool = switch(False, "--metrics", env="LLAMA_ARG_ENDPOINT_METRICS", help="serve GET /metrics")
+    metrics_port: int = option(
+        0,
+        "--metrics-port",
+        env="MLXCEL_METRICS_PORT",
+        parse=parse_int(0, 65535),
+        metavar="PORT",
+        help="serve GET /metrics on a port of its own, without a key, on the same host (0: none)",
+    )
+    props: bool = switch(False, "--props", env="LLAMA_ARG_ENDPOINT_PROPS", help="serve POST /props")
+    slots: bool = switch(
+        True,
+        "--slots",
+        env="LLAMA_ARG_ENDPOINT_SLOTS",
+        off=("--no-slots",),
+        off_env=("LLAMA_ARG_NO_ENDPOINT_SLOTS",),
+        help="serve GET /slots",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     """Logging"""
 
@@ -467,5 +492,7 @@ class ServerConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     prompt_cache: PromptCacheConfig = field(default_factory=PromptCacheConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
+    stores: StoresConfig = field(default_factory=StoresConfig)
+    endpoints: EndpointConfig = field(default_factory=EndpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
     given: frozenset[str] = frozenset()  # "group.field" of every value that was set, not defaulted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import orjson
@@ -15,6 +17,20 @@ from mlxcel.wire.status import status_of
 
 Dialect = Literal["openai", "anthropic"]
 _RETRY_AFTER_S = "1"
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
+_MAX_IGNORED = 16
+_NAME_CHARS = 64
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """``X-Mlxcel-Ignored`` with what a request asked for and this server left out; no header for nothing.
+
+    The names come from the client, so they are cut down to characters that a header may hold.
+    """
+    if not names:
+        return {}
+    shown = [_UNSAFE.sub("?", name[:_NAME_CHARS]) for name in dict.fromkeys(names)]
+    return {"X-Mlxcel-Ignored": ", ".join(shown[:_MAX_IGNORED])}
 
 
 class JsonResponse(Response):

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from mlxcel.core.events import Completed
+from mlxcel.observe.metrics import Metrics
 from mlxcel.services.chat import ChatService
 from mlxcel.services.completion import CompletionService
+from mlxcel.services.messages import MessagesService
 from mlxcel.services.status import StatusService
 from mlxcel.services.tokens import TokenService
 from mlxcel.wire.context import ServerFacts
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Optional routes that the operator switched on or off."""
+
+    metrics: bool = False
+    props_post: bool = False
+    slots: bool = True
 
 
 @dataclass(slots=True)
@@ -21,21 +34,36 @@ class Rooms:
     Attributes:
         facts: constant data for the wire modules.
         chat: conversations.
+        messages: conversations of the Anthropic surface.
         completion: raw prompts.
         tokens: the tokenizer.
         status: health, slots and counters.
+        metrics: what /metrics shows.
+        endpoints: which optional routes are on.
         max_body_bytes: largest request body.
         ping_interval_s: silence on a stream before a keep-alive; None for none.
     """
 
     facts: ServerFacts
     chat: ChatService
+    messages: MessagesService
     completion: CompletionService
     tokens: TokenService
     status: StatusService
+    metrics: Metrics
+    endpoints: Endpoints = field(default_factory=Endpoints)
     max_body_bytes: int = 64 * 2**20
     ping_interval_s: float | None = 5.0
     _logged: set[str] = field(default_factory=set)
+
+    def count(self, answers: Iterable[Completed]) -> None:
+        """Count finished answers of one request in the totals of /metrics."""
+        usages = [(answer.usage, answer.timings) for answer in answers]
+        self.metrics.record(
+            prompt_tokens=usages[0][0].prompt_tokens,
+            completion_tokens=sum(usage.completion_tokens for usage, _ in usages),
+            generation_s=max(timings.prefill_s + timings.decode_s for _, timings in usages),
+        )
 
     def log_once(self, key: str, message: str) -> None:
         """Log a warning the first time ``key`` comes up."""

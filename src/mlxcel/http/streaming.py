@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from mlxcel.core.errors import Cancelled, MlxcelError
-from mlxcel.core.events import OutputEvent
+from mlxcel.core.events import ChoiceEvent, Completed, OutputEvent
 from mlxcel.http.call import Call
 from mlxcel.http.endpoint import InternalFault
 from mlxcel.http.sse import EventStream
@@ -27,11 +27,20 @@ class AnswerEvents(Protocol):
 
 
 def stream_answer(
-    call: Call, writer: StreamWriter, events: AnswerEvents, headers: dict[str, str] | None = None
+    call: Call,
+    writer: StreamWriter,
+    events: AnswerEvents,
+    headers: dict[str, str] | None = None,
+    *,
+    counted: bool = True,
 ) -> EventStream:
-    """The event stream of one answer. ``events`` is closed in every case."""
+    """The event stream of one answer. ``events`` is closed in every case.
+
+    Args:
+        counted: a healthy end is counted in the totals of /metrics.
+    """
     return EventStream(
-        _frames(call, writer, events),
+        _frames(call, writer, events, counted),
         close=events.aclose,
         keep_alive=writer.keep_alive,
         ping_interval_s=call.rooms.ping_interval_s,
@@ -39,11 +48,17 @@ def stream_answer(
     )
 
 
-async def _frames(call: Call, writer: StreamWriter, events: AnswerEvents) -> AsyncIterator[bytes]:
+async def _frames(call: Call, writer: StreamWriter, events: AnswerEvents, counted: bool) -> AsyncIterator[bytes]:
+    completed: list[Completed] = []
     try:
         yield writer.open()
         async for event in events:
+            inner = event.event if isinstance(event, ChoiceEvent) else event
+            if isinstance(inner, Completed):
+                completed.append(inner)
             yield writer.on(event)
+        if counted and completed:
+            call.rooms.count(completed)
     except Cancelled:
         return
     except MlxcelError as error:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 
+from mlxcel.core.events import Completed
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -71,13 +73,14 @@ class Metrics:
         self._totals.completion_tokens += completion_tokens
         self._totals.generation_s += generation_s
 
-    def observe(self, *, queue_s: float, prefill_s: float, decode_s: float, completion_tokens: int) -> None:
-        """Take the latencies of any finished generation."""
-        self._queue_s.observe(queue_s)
-        self._ttft_s.observe(queue_s + prefill_s)
-        self._total_s.observe(queue_s + prefill_s + decode_s)
-        if completion_tokens > 1:
-            self._gap_s.observe(decode_s / (completion_tokens - 1))
+    def observe_answer(self, answer: Completed) -> None:
+        """Take the latencies of any finished generation, on whichever surface."""
+        timings, tokens = answer.timings, answer.usage.completion_tokens
+        self._queue_s.observe(timings.queue_s)
+        self._ttft_s.observe(timings.queue_s + timings.prefill_s)
+        self._total_s.observe(timings.queue_s + timings.prefill_s + timings.decode_s)
+        if tokens > 1:
+            self._gap_s.observe(timings.decode_s / (tokens - 1))
 
     def render(self) -> bytes:
         """The text exposition format, version 0.0.4."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
+from typing import overload
 
 from mlxcel.core.errors import InvalidRequest
 from mlxcel.core.events import Completed
@@ -16,6 +17,8 @@ from mlxcel.services.generation import Answer, GenerationService, release
 
 log = logging.getLogger(__name__)
 
+Observer = Callable[[Completed], None]
+
 
 class ChatService:
     """Answers conversations with one model."""
@@ -24,8 +27,19 @@ class ChatService:
         self._generation = generation
         self._renderer = ConversationRenderer(generation.model)
 
-    async def start(self, job: ChatJob, *, choices: int = 1) -> Answer | Choices:
+    @overload
+    async def start(self, job: ChatJob, *, on_completed: Observer | None = None) -> Answer: ...
+
+    @overload
+    async def start(self, job: ChatJob, *, choices: int, on_completed: Observer | None = None) -> Answer | Choices: ...
+
+    async def start(self, job: ChatJob, *, choices: int = 1, on_completed: Observer | None = None) -> Answer | Choices:
         """Admit a conversation and begin to answer it. The caller closes what it gets.
+
+        Args:
+            job: the conversation.
+            choices: answers to give.
+            on_completed: called with each finished answer, before its reader sees it.
 
         Raises:
             ServerBusy: the queue is full; told before anything is rendered.
@@ -38,12 +52,13 @@ class ChatService:
         try:
             conversation = await self._render(job)
             self._generation.check_length(conversation.prompt)
+            report = _reporter(job, on_completed)
             for choice, place in enumerate(places):
                 constraint = await self._constraint(job, conversation)
                 parser = self._renderer.parser(job, conversation)
                 work_id = job.id if choices == 1 else f"{job.id}-{choice}"
                 answer = self._generation.begin(
-                    place, work_id, conversation.prompt, job.options, parser, constraint, choice, _reporter(job)
+                    place, work_id, conversation.prompt, job.options, parser, constraint, choice, report
                 )
                 answers.append(answer)
         except BaseException:
@@ -82,8 +97,10 @@ class ChatService:
             return None
 
 
-def _reporter(job: ChatJob) -> Callable[[Completed], None]:
+def _reporter(job: ChatJob, on_completed: Observer | None) -> Observer:
     def report(answer: Completed) -> None:
+        if on_completed is not None:
+            on_completed(answer)
         for warning in answer.warnings:
             log.warning("request %s: %s", job.id, warning)
         if job.tool_choice.forced and not answer.tool_calls:

@@ -64,7 +64,8 @@ class CompletionService:
                 ids.append(item)
             else:
                 raise InvalidRequest(
-                    f"'prompt': token id {item} is out of vocabulary range (vocab_size {tokenizer.vocab_size})", param="prompt"
+                    f"'prompt': token id {item} is out of vocabulary range (vocab_size {tokenizer.vocab_size})",
+                    param="prompt",
                 )
         start_id = tokenizer.bos_id if tokenizer.bos_id is not None else min(tokenizer.eos_ids, default=None)
         if not ids and isinstance(prompt, str) and start_id is not None:

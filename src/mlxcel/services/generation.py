@@ -68,10 +68,10 @@ class Answer:
         parser: OutputParser,
         tokenizer: Tokenizer,
         prompt_tokens: int,
-        report: Callable[[Completed], None] | None = None,
+        reports: Sequence[Callable[[Completed], None]] = (),
     ) -> None:
         self.prompt_tokens = prompt_tokens
-        self._report = report
+        self._reports = reports
         self._stream = stream
         self._parser = parser
         self._tokenizer = tokenizer
@@ -142,8 +142,8 @@ class Answer:
             truncated=finished.truncated if finished is not None else False,
             warnings=end.warnings,
         )
-        if self._report is not None:
-            self._report(completed)
+        for report in self._reports:
+            report(completed)
         self._ready.append(completed)
 
     def _pieces(self, logprobs: Sequence[TokenLogprob]) -> list[PieceLogprob]:
@@ -166,11 +166,15 @@ class GenerationService:
     Args:
         model: what serves them.
         pool: threads for the work that would hold up the event loop (rendering, grammars).
+        observe: called with the end of every answer, whichever surface asked for it.
     """
 
-    def __init__(self, model: ServedModel, pool: Executor) -> None:
+    def __init__(
+        self, model: ServedModel, pool: Executor, observe: Callable[[Completed], None] = lambda completed: None
+    ) -> None:
         self.model = model
         self._pool = pool
+        self._observe = observe
 
     def reserve(self, options: GenerationOptions, count: int = 1) -> list[Reservation]:
         """Places in the queue, all or none.
@@ -228,7 +232,8 @@ class GenerationService:
         with place:
             work = self._work(work_id, prompt, options, constraint, choice)
             stream = self.model.client.submit(place, work)
-        return Answer(stream, parser, self.model.tokenizer, len(prompt.token_ids), report)
+        reports = (self._observe,) if report is None else (self._observe, report)
+        return Answer(stream, parser, self.model.tokenizer, len(prompt.token_ids), reports)
 
     def check_length(self, prompt: Prompt) -> None:
         """

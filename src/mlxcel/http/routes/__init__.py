@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from mlxcel.http.route import Route
-from mlxcel.http.routes import chat, completions, native, status, tokens
+from mlxcel.http.routes import chat, completions, messages, native, operations, status, tokens
 
 
 def all_routes() -> tuple[Route, ...]:
     """The table, in the order of the docs page."""
-    return (*chat.ROUTES, *completions.ROUTES, *native.ROUTES, *tokens.ROUTES, *status.ROUTES)
+    return (
+        *chat.ROUTES,
+        *completions.ROUTES,
+        *messages.ROUTES,
+        *native.ROUTES,
+        *tokens.ROUTES,
+        *status.ROUTES,
+        *operations.ROUTES,
+    )

@@ -24,7 +24,9 @@ async def chat_completions(call: Call) -> Response:
         return stream_answer(call, writer, events)
 
     async def whole() -> Response:
-        return JsonResponse(wire.render(await call.rooms.chat.answer(job, choices=choices), call.context))
+        answers = await call.rooms.chat.answer(job, choices=choices)
+        call.rooms.count(answers)
+        return JsonResponse(wire.render(answers, call.context))
 
     return await answer_or_cancel(call, whole())
 

@@ -22,10 +22,11 @@ async def completions(call: Call) -> Response:
         events = await service.start(jobs)
         echoes = service.echoes(jobs)
         writer = wire.CompletionStreamWriter(call.context, echoes, include_usage=request.include_usage)
-        return stream_answer(call, writer, events)
+        return stream_answer(call, writer, events, counted=False)
 
     async def whole() -> Response:
         answers = await service.answer(jobs)
+        call.rooms.count(answers)
         return JsonResponse(wire.render(answers, service.echoes(jobs), call.context))
 
     return await answer_or_cancel(call, whole())

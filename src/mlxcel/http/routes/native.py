@@ -21,7 +21,7 @@ async def completion(call: Call) -> Response:
     if request.stream:
         events = await service.start([job])
         writer = wire.CompletionStreamWriter(request, job.options, service.text_of(job.prompt), model)
-        return stream_answer(call, writer, events)
+        return stream_answer(call, writer, events, counted=False)
 
     async def whole() -> Response:
         (answer,) = await service.answer([job])

@@ -1,0 +1,65 @@
+"""Properties, slots and metrics, for operators and llama-server clients."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from mlxcel import __version__
+from mlxcel.core.errors import CapabilityMissing, NotFound
+from mlxcel.http.call import Call
+from mlxcel.http.responses import JsonResponse
+from mlxcel.http.route import Route
+from mlxcel.observe.metrics import CONTENT_TYPE
+from mlxcel.wire.llama_server.props import render_props, render_slots
+
+
+async def props(call: Call) -> Response:
+    """Default generation settings, slot count and facts about the model."""
+    status, model = call.rooms.status, call.rooms.status.model
+    extra = {
+        "model_alias": model.name,
+        "n_ctx": model.context_tokens,
+        "chat_template": model.template.source,
+        "chat_template_caps": {"supports_tools": model.template.supports_tools},
+        "bos_token": model.tokenizer.special_tokens.get("bos_token", ""),
+        "eos_token": model.tokenizer.special_tokens.get("eos_token", ""),
+        "modalities": {"vision": False, "audio": False},
+        "capabilities": ["completion"],
+        "endpoint_metrics": call.rooms.endpoints.metrics,
+        "endpoint_props": call.rooms.endpoints.props_post,
+        "endpoint_slots": call.rooms.endpoints.slots,
+        "build_info": f"mlxcel {__version__}",
+        "is_sleeping": status.is_sleeping,
+    }
+    return JsonResponse(render_props(call.context.facts.defaults, status.slot_count, extra))
+
+
+async def set_props(call: Call) -> Response:
+    """Accepted for llama-server's clients; there is nothing to set."""
+    if not call.rooms.endpoints.props_post:
+        raise CapabilityMissing("POST /props is off; start the server with --props")
+    await call.json_bytes()
+    return JsonResponse({"success": True})
+
+
+async def slots(call: Call) -> Response:
+    """The state of every slot and of queued requests."""
+    if not call.rooms.endpoints.slots:
+        raise CapabilityMissing("GET /slots is off; start the server without --no-slots")
+    model = call.rooms.status.model
+    return JsonResponse(render_slots(call.rooms.status.slots(), model.name, model.context_tokens))
+
+
+async def metrics(call: Call) -> Response:
+    """Prometheus text."""
+    if not call.rooms.endpoints.metrics:
+        raise NotFound("GET /metrics is off; start the server with --metrics or --metrics-port")
+    return Response(call.rooms.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+ROUTES = (
+    Route("GET", "/props", props, "Default settings and facts about the model", statuses=(503,), tag="llama-server"),
+    Route("POST", "/props", set_props, "No-op for llama-server's clients", statuses=(413, 415, 501), tag="llama-server"),
+    Route("GET", "/slots", slots, "State of every slot", statuses=(501, 503), tag="llama-server"),
+    Route("GET", "/metrics", metrics, "Prometheus metrics", statuses=(404,)),
+)
