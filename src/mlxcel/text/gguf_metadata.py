@@ -27,7 +27,7 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _MAX_ARRAY_DEPTH = 4
 
 
-class _Cursor:
+class GgufCursor:
     """A bounds-checked reading position in the mapped file."""
 
     def __init__(self, data: mmap.mmap, name: str) -> None:
@@ -74,7 +74,7 @@ class _Cursor:
         return found
 
 
-def _value(cursor: _Cursor, kind: int, depth: int = 0) -> Any:
+def _value(cursor: GgufCursor, kind: int, depth: int = 0) -> Any:
     if kind == _STRING:
         return cursor.string()
     if kind == _ARRAY:
@@ -105,18 +105,19 @@ def read_gguf_metadata(path: Path) -> Mapping[str, Any]:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _read(_Cursor(data, path.name))
+            return read_header(GgufCursor(data, path.name))[0]
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         raise StartupError(f"{path.name} cannot be read as a GGUF file") from error
 
 
-def _read(cursor: _Cursor) -> dict[str, Any]:
+def read_header(cursor: GgufCursor) -> tuple[dict[str, Any], int]:
+    """All keys, and the number of tensors; the cursor is left at the first entry of the tensor directory."""
     if cursor.take(4) != _MAGIC:
         raise cursor.fail("the magic number is missing")
     version = cursor.u32()
     if version not in (2, 3):
         raise cursor.fail(f"version {version} is not supported")
-    cursor.u64()  # tensor count
+    tensor_count = cursor.u64()
     key_count = cursor.u64()
     if key_count * 12 > cursor.size:
         raise cursor.fail("the key count is larger than the file")
@@ -124,4 +125,4 @@ def _read(cursor: _Cursor) -> dict[str, Any]:
     for _ in range(key_count):
         key = cursor.string()
         found[key] = _value(cursor, cursor.u32())
-    return found
+    return found, tensor_count

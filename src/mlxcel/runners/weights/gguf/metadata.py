@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from mlxcel.core.errors import StartupError
@@ -26,7 +27,10 @@ class Metadata:
         self.tensors: Mapping[str, GgufTensor] = file.tensors
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self._file.metadata.get(f"{self.architecture}.{key}", default)
+        value = self._file.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, np.ndarray):
+            return value.tolist()
+        return _shortest(value) if isinstance(value, float) else value
 
     def __contains__(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self._file.metadata
@@ -59,3 +63,8 @@ class Metadata:
         if name not in self.tensors:
             raise StartupError(f"{self._file.path} lacks the tensor {name}")
         return self.tensors[name].shape
+
+
+def _shortest(number: float) -> float:
+    """The shortest decimal of a float32: 1e-05 instead of 9.999999747378752e-06."""
+    return float(str(np.float32(number))) if float(np.float32(number)) == number else number
