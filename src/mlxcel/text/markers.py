@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -16,6 +17,9 @@ class MarkerScanner:
         self._markers = tuple(sorted({marker for marker in markers if marker}, key=len, reverse=True))
         self._longest = len(self._markers[0]) if self._markers else 0
         self._first_chars = frozenset(marker[0] for marker in self._markers)
+        # Only where one delimiter is the head of another does a match say too little. In sorted order those are neighbours.
+        ordered = sorted(self._markers)
+        self._nested = any(later.startswith(earlier) for earlier, later in itertools.pairwise(ordered))
         self._pattern = re.compile("|".join(map(re.escape, self._markers))) if self._markers else None
 
     @property
@@ -32,7 +36,9 @@ class MarkerScanner:
         None also while the end of ``text`` could still turn it into a longer delimiter, unless ``final``.
         """
         match = self._pattern.search(text, start) if self._pattern is not None else None
-        if match is None or (not final and self._is_head(text[match.start() : match.start() + self._longest])):
+        if match is None:
+            return None
+        if self._nested and not final and self._is_head(text[match.start() : match.start() + self._longest]):
             return None
         return match.start(), match.group()
 

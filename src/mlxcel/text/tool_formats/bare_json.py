@@ -25,7 +25,7 @@ from mlxcel.text.tool_formats.source import (
 FENCE = Marker("```", "line")
 BARE = (Marker("{", "start"), Marker("[", "start"))
 _PYTHON_TAG = "<|python_tag|>"
-_TAG_OPEN, _TAG_CLOSE = "<tool_call>", "</tool_call>"
+_TAGS = ("<tool_call>", "<tool_calls>", "<TOOLCALL>")  # the last two: Apriel and MiniMax M1; Nemotron
 _NEVER = MarkerScanner(())
 
 
@@ -46,7 +46,7 @@ def read_bare_json(source: Source, marker: str, tools: ToolTable) -> Reader[None
 def _read(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
     if marker == _PYTHON_TAG:
         yield from _read_python_tag(source, tools)
-    elif marker == _TAG_OPEN:
+    elif marker in _TAGS:
         yield from JsonCallReader(tools).read(source)
     else:
         yield from read_bare_json(source, marker, tools)
@@ -76,7 +76,7 @@ LLAMA3 = ToolFormat(
 GENERIC = ToolFormat(
     name="generic",
     read=_read,
-    markers=(Marker(_TAG_OPEN), Marker(_PYTHON_TAG), FENCE, *BARE),
-    noise=(_TAG_CLOSE,),
+    markers=(*(Marker(tag) for tag in _TAGS), Marker(_PYTHON_TAG), FENCE, *BARE),
+    noise=tuple(tag.replace("<", "</") for tag in _TAGS),
     warning="the model's chat template has no known tool-call format; calls are only recognised as generic JSON",
 )

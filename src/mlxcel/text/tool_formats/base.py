@@ -82,7 +82,8 @@ class ToolFormat:
         name: as ``--tool-call-parser`` takes it.
         read: reads one region: called after a marker was consumed, it yields pieces and returns where the region ends.
         markers: where a region may begin.
-        noise: delimiters without meaning of their own (section brackets); they are dropped from the text.
+        noise: delimiters around calls without meaning of their own (section brackets); they are dropped from the text.
+        frames: delimiters around a plain answer; they are dropped whether or not the request has tools.
         delimiters: every other delimiter inside regions, so that the detokenizer shows them and malformed calls can be
             stripped of them.
         owns_output: the reader takes the whole output from its first character and tells the channels apart itself.
@@ -96,6 +97,7 @@ class ToolFormat:
     read: Callable[[Source, str, ToolTable], Reader[None]]
     markers: tuple[Marker, ...] = ()
     noise: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()
     delimiters: tuple[str, ...] = ()
     owns_output: bool = False
     ends_thinking: tuple[str, ...] = ()
@@ -106,5 +108,5 @@ class ToolFormat:
     @property
     def marker_texts(self) -> frozenset[str]:
         """Every delimiter of the format, longer than one character, as a vocabulary might hold it."""
-        texts = (*(marker.text for marker in self.markers), *self.noise, *self.delimiters)
+        texts = (*(marker.text for marker in self.markers), *self.noise, *self.frames, *self.delimiters)
         return frozenset(text for text in texts if len(text) > 1)

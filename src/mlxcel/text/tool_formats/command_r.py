@@ -67,11 +67,6 @@ COMMAND_R = ToolFormat(
     name="command_r",
     read=_read,
     markers=(Marker(_START_ACTION), Marker(_ACTION, "line")),
-    noise=(
-        "<|END_ACTION|>",
-        "<|START_RESPONSE|>",
-        "<|END_RESPONSE|>",
-        "<|START_TEXT|>",
-        "<|END_TEXT|>",
-    ),
+    noise=("<|END_ACTION|>",),
+    frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
 )

@@ -15,5 +15,6 @@ GRANITE = ToolFormat(
     name="granite",
     read=_read,
     markers=(Marker("<|tool_call|>"), Marker("<tool_call>")),
-    noise=("</tool_call>", "<response>", "</response>"),
+    noise=("</tool_call>",),
+    frames=("<response>", "</response>"),
 )

@@ -50,6 +50,6 @@ QWEN3_CODER = ToolFormat(
     name="qwen3_coder",
     read=_read,
     markers=(Marker(_OPEN), Marker(FUNCTION_OPEN)),
-    noise=(_CLOSE,),
+    noise=(_CLOSE, "<seed:tool_call>", "</seed:tool_call>"),  # Seed-OSS writes the same calls between tags of its own
     delimiters=FUNCTION_TAGS,
 )

@@ -48,6 +48,7 @@ _TEMPLATE_SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (PYTHONIC, ("<|tool_list_start|>",)),
     (PYTHONIC, ("[func_name1(",)),
     (GRANITE, ("<|tool_call|>", "<|start_of_role|>")),
+    (GENERIC, ("<tool_calls>",)),
     (HERMES, ("<tool_call>",)),
     (LLAMA3, ("<|python_tag|>",)),
     (LLAMA3, ('"parameters":',)),

@@ -23,6 +23,9 @@ from mlxcel.text.tool_formats.source import (
     Text,
 )
 
+# After so many false starts in one answer the delimiter is not tried again, which bounds the work on hostile text.
+_MAX_FALSE_STARTS = 512
+
 StreamPiece = TextDelta | Segment | ToolCallStarted | ToolCallDelta
 
 
@@ -53,8 +56,8 @@ class ToolStream:
 
     Args:
         fmt: the model family's format.
-        tools: the request's functions. With none, text that looks like a call stays text; only the format's noise is
-            dropped and its channels are told apart.
+        tools: the request's functions. With none, text that looks like a call stays text; only the frames of answers are
+            dropped, and channels are told apart.
         parallel: False keeps the first call of the answer and drops the others.
     """
 
@@ -64,8 +67,7 @@ class ToolStream:
         self._parallel = parallel
         self._source = Source()
         self._markers = {marker.text: marker for marker in fmt.markers} if tools else {}
-        inner = [text for text, marker in self._markers.items() if marker.where != "start"]
-        self._scanner = MarkerScanner((*inner, *fmt.noise))
+        self._scanner = self._scan_for("anywhere", "line")
         self._opening = MarkerScanner(self._markers)
         self._markup = MarkerScanner(fmt.marker_texts)
         self._at_start = any(marker.where == "start" for marker in self._markers.values())
@@ -79,6 +81,8 @@ class ToolStream:
         self._open: _OpenCall | None = None
         self._calls: list[ToolCall] = []
         self._ids: set[str] = set()
+        self._declined = 0  # regions that were text after all
+        self._malformed = 0
         self._warnings: list[str] = [fmt.warning] if fmt.warning and tools else []
         self._inside_reasoning = False
         self.cut_off = False
@@ -132,6 +136,10 @@ class ToolStream:
             pass
         return out
 
+    def _scan_for(self, *places: str) -> MarkerScanner:
+        texts = (marker.text for marker in self._format.markers if marker.where in places and marker.text in self._markers)
+        return MarkerScanner((*texts, *self._format.frames, *(self._format.noise if self._tools else ())))
+
     # ---- content ----------------------------------------------------------------------------------------------------
 
     def _read_content(self, out: list[StreamPiece]) -> bool:
@@ -183,7 +191,7 @@ class ToolStream:
         source = self._source
         source.forget()
         source.take(len(marker))
-        if marker not in self._markers:  # noise
+        if marker not in self._markers or self._malformed >= _MAX_FALSE_STARTS:  # noise
             self._withheld_space = ""
             self._after_call = True
             return
@@ -226,21 +234,31 @@ class ToolStream:
                 self._end_call()
             case CutOff():
                 self.cut_off = True
-                self._warnings.append("the output ended inside a tool call")
+                self._warn("the output ended inside a tool call")
                 self._end_call()
             case NotACall():
-                self._emit_text(self._source.taken, out)
-                self._source.forget()
+                self._give_back(self._source.taken, out)
+                self._declined += 1
+                if self._declined == _MAX_FALSE_STARTS:
+                    self._scanner = self._scan_for("anywhere")
             case Malformed():
-                self._warnings.append("the model wrote a malformed tool call; it is returned as text")
-                self._emit_text(self._without_markup(self._source.taken), out)
-                self._source.forget()
+                self._warn("the model wrote a malformed tool call; it is returned as text")
+                self._give_back(self._without_markup(self._source.taken), out)
+                self._malformed += 1
             case Text(text):
                 self._inside_reasoning = False
                 self._emit_text(text, out)
             case Segment():
                 self._inside_reasoning = piece.reasoning
                 out.append(piece)
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warnings:
+            self._warnings.append(message)
+
+    def _give_back(self, text: str, out: list[StreamPiece]) -> None:
+        self._emit_text(text, out)
+        self._source.forget()
 
     def _begin_call(self, begin: CallBegin, out: list[StreamPiece]) -> None:
         self._inside_reasoning = False
