@@ -282,3 +282,14 @@ def test_a_cold_snapshot_row_computes_its_boundaries_as_piece_ends() -> None:
     bench = hybrid()
     ask(bench, "w", 100, cache=CachePolicy(boundaries=(40, 70, 100, 400)))
     assert [plan.rows[0].position for plan in bench.model.plans][:3] == [0, 40, 70]
+
+
+def test_a_row_that_finds_its_prefix_but_no_room_takes_nothing() -> None:
+    bench = bench_with({"block_count": 20}, {"kv_admission_watermark": 0.0})
+    ask(bench, "first", range(1000, 1081))
+    bench.submit(make_work("large", range(5000, 5220), 3), make_work("second", [*range(1000, 1080), *range(100)], 3))
+    bench.step()
+    assert [slot.state for slot in bench.engine.stats().slots] == ["decoding", *["idle"] * 3, "queued"]
+    bench.engine.check()
+    bench.finish()
+    assert bench.finished("second").usage.cached_tokens == 80
