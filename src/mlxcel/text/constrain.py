@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import llguidance
-import orjson
 from llguidance.gbnf_to_lark import any_to_lark
 
 from mlxcel.core.errors import GenerationFailed, InvalidRequest
 from mlxcel.core.jobs import OutputConstraint
 from mlxcel.text.control_text import ControlTextScanner
-from mlxcel.text.schema_limits import MAX_SOURCE_BYTES, check_grammar, check_schema, enforceable_schema
+from mlxcel.text.grammar_trial import GrammarTrial, parser_limits
+from mlxcel.text.schema_limits import MAX_SOURCE_BYTES, check_schema, enforceable_schema
 from mlxcel.text.tokenizer import Tokenizer
 from mlxcel.text.tool_grammars import tool_call_grammar, tool_call_lark
 
 __all__ = ["ConstraintFactory", "tool_call_grammar"]
 
-DEFAULT_DEADLINE_S = 10.0
+DEFAULT_DEADLINE_S = 5.0
 _CACHED_GRAMMARS = 64
 # White space between JSON tokens: at most one line break with its indentation. Unbounded white space is a trap that weak
 # models fall into and never leave.
@@ -50,6 +51,7 @@ _EXPLANATIONS = (
     ("Resource", "has a $ref that points outside of the schema"),
     ("regex parse error", "has a pattern that is invalid or uses look-around or back-references"),
     ("Unsatisfiable", "cannot be satisfied by any value"),
+    ("NoExtension", "cannot be satisfied by any finite value"),
     ("schema must be", "has a subschema that is neither an object nor a boolean"),
 )  # fmt: skip
 
@@ -104,9 +106,7 @@ class ConstraintFactory:
         self._controls = ControlTextScanner(
             tokenizer.piece(token_id) for token_id in tokenizer.special_ids if tokenizer.piece(token_id)
         )
-        self._limits = llguidance.LLParserLimits(
-            max_grammar_size=100_000, max_lexer_states=50_000, verbose_errors=False
-        )  # fmt: skip
+        self._trial = GrammarTrial()
 
     @property
     def is_supported(self) -> bool:
@@ -125,52 +125,57 @@ class ConstraintFactory:
                 "UnsupportedTokenizer: structured output needs a BPE vocabulary (tokenizer.json), which this model lacks",
                 param="response_format",
             )
-        started = time.monotonic()
-        grammar, what = self._grammar(constraint)
-        key = hashlib.sha256(f"{constraint.kind}\0{grammar}".encode()).hexdigest()
+        source = self._grammar(constraint)
+        key = hashlib.sha256(source.grammar.encode("utf-8", "replace")).hexdigest()
         with self._lock:
             vocabulary = self._index()
             pristine = self._compiled.get(key)
             if pristine is not None:
                 self._compiled.move_to_end(key)
         if pristine is None:
-            pristine = self._compile(vocabulary, grammar, what)
-            if time.monotonic() - started > deadline_s:
-                raise InvalidRequest(f"the {what} is too complex", param="response_format")
+            complaint = self._trial.complaint(source.trial_grammar or source.grammar, deadline_s)
+            if complaint:
+                raise InvalidRequest(_explain(complaint, source.what), param=source.param)
+            pristine = _compile(vocabulary, source)
         with self._lock:
             self._compiled[key] = pristine
             while len(self._compiled) > _CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
             return _Constraint(pristine.deep_copy(), (vocabulary.vocab_size + 31) // 32)
 
+    def close(self) -> None:
+        """Release the helper process. Compiled constraints stay usable."""
+        self._trial.close()
+
     # ---- sources ------------------------------------------------------------------------------------------------------
 
-    def _grammar(self, constraint: OutputConstraint) -> tuple[str, str]:
-        """The compiler's input for a constraint, and what to call it in messages."""
+    def _grammar(self, constraint: OutputConstraint) -> _Source:
         kind, source = constraint.kind, constraint.source
         if kind == "json_object":
-            return self._schema_grammar({"type": "object"}), "JSON object"
+            return _Source(self._schema_grammar({"type": "object"}), "JSON object")
         if kind == "json_schema" and isinstance(source, Mapping):
             check_schema(source, "response_format")
-            return self._schema_grammar(source), "JSON schema"
+            return _Source(self._schema_grammar(source), "JSON schema")
         if kind == "tool_calls" and isinstance(source, Mapping):
             for tool in source["tools"]:
                 check_schema(tool["parameters"], "tools")
             tools = [{**tool, "parameters": enforceable_schema(tool["parameters"])} for tool in source["tools"]]
-            lark = tool_call_lark({**source, "tools": tools}, self._literal, _JSON_OPTIONS)
-            return llguidance.LLMatcher.grammar_from_lark(lark), "tools' parameters"
+            lark, trial = (
+                llguidance.LLMatcher.grammar_from_lark(tool_call_lark({**source, "tools": tools}, literal, _JSON_OPTIONS))
+                for literal in (self._literal, _quoted)
+            )
+            return _Source(lark, "JSON schema of a tool", "tools", trial)
         if not isinstance(source, str):
             raise InvalidRequest(f"a constraint of kind {kind} has the wrong type", param="response_format")
         if len(source.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
             raise InvalidRequest(f"the grammar is larger than {MAX_SOURCE_BYTES // 1024} KiB", param="grammar")
         if kind == "regex":
-            return llguidance.LLMatcher.grammar_from_regex(source), "regular expression"
+            return _Source(llguidance.LLMatcher.grammar_from_regex(source), "regular expression", "grammar")
         lark = _lark_from_gbnf(source) if kind == "gbnf" else source
-        check_grammar(lark, "grammar")
-        return llguidance.LLMatcher.grammar_from_lark(lark), "grammar"
+        return _Source(llguidance.LLMatcher.grammar_from_lark(lark), "grammar", "grammar")
 
     def _schema_grammar(self, schema: Mapping[str, Any]) -> str:
-        text = orjson.dumps(enforceable_schema(schema)).decode()
+        text = json.dumps(enforceable_schema(schema), ensure_ascii=False)
         try:
             return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=dict(_JSON_OPTIONS)))
         except ValueError as error:
@@ -186,30 +191,37 @@ class ConstraintFactory:
         pieces.append(_quoted(text[position:]))
         return " ".join(piece for piece in pieces if piece)
 
-    # ---- compilation --------------------------------------------------------------------------------------------------
-
-    def _compile(self, vocabulary: llguidance.LLTokenizer, grammar: str, what: str) -> llguidance.LLMatcher:
-        try:
-            matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=self._limits)
-            trial = matcher.deep_copy()
-            if not matcher.is_error():
-                trial.compute_bitmask()  # a grammar that admits nothing shows itself at the first mask
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic in the Rust library is no Exception
-            raise InvalidRequest(f"the {what} cannot be compiled", param="response_format") from error
-        if matcher.is_error():
-            raise InvalidRequest(_explain(matcher.get_error(), what), param="response_format")
-        if trial.is_error():
-            raise InvalidRequest(f"the {what} cannot be satisfied or is too complex", param="response_format")
-        return matcher
-
     def _index(self) -> llguidance.LLTokenizer:
         """The vocabulary index; built once, under the lock."""
         if self._vocabulary is None:
             wrapped = llguidance.TokenizerWrapper(_VocabularyView(self._tokenizer, self._controls))
             self._vocabulary = llguidance.LLTokenizer(wrapped, eos_token=sorted(self._tokenizer.eos_ids))
         return self._vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The compiler's input, what to call it in messages, and the request field it came from.
+
+    ``trial_grammar`` replaces ``grammar`` where the real vocabulary is not at hand: it spells control tokens as text.
+    """
+
+    grammar: str
+    what: str
+    param: str = "response_format"
+    trial_grammar: str | None = None
+
+
+def _compile(vocabulary: llguidance.LLTokenizer, source: _Source) -> llguidance.LLMatcher:
+    try:
+        matcher = llguidance.LLMatcher(vocabulary, source.grammar, log_level=0, limits=parser_limits())
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the Rust library is no Exception
+        raise InvalidRequest(f"the {source.what} cannot be compiled", param=source.param) from error
+    if matcher.is_error():
+        raise InvalidRequest(_explain(matcher.get_error(), source.what), param=source.param)
+    return matcher
 
 
 class _VocabularyView:
@@ -235,7 +247,7 @@ class _VocabularyView:
 
 def _quoted(text: str) -> str:
     """A Lark string, which is written like a JSON string; nothing for empty text."""
-    return orjson.dumps(text).decode() if text else ""
+    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def _lark_from_gbnf(source: str) -> str:
