@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 
+from mlxcel.config.keys import api_keys
+from mlxcel.config.option import parse_list
 from mlxcel.config.server import ServerConfig
 from mlxcel.core.errors import StartupError
 from mlxcel.core.jobs import GenerationOptions
@@ -20,6 +22,7 @@ from mlxcel.core.sampling import SamplingParams
 from mlxcel.engine.client import EngineClient
 from mlxcel.engine.config import EngineConfig
 from mlxcel.http.auth import KeyRing
+from mlxcel.http.guards import cors_middleware, is_loopback
 from mlxcel.http.rooms import Endpoints, Rooms
 from mlxcel.http.routes import all_routes
 from mlxcel.http.server import build_asgi
@@ -80,6 +83,8 @@ def build_app(config: ServerConfig, source: Source) -> App:
     Raises:
         StartupError: options that contradict each other or the model.
     """
+    if config.network.api_prefix and not config.network.api_prefix.startswith("/"):
+        raise StartupError("--api-prefix: must start with /")
     slots = slot_count(config)
     context_tokens = slot_context_tokens(config, source.window_tokens)
     engine = EngineClient(source.build, engine_config(config, slots, context_tokens))
@@ -108,6 +113,7 @@ def build_app(config: ServerConfig, source: Source) -> App:
             metrics=config.endpoints.metrics, props_post=config.endpoints.props, slots=config.endpoints.slots
         ),
         max_body_bytes=config.network.max_body_bytes,
+        read_timeout_s=config.network.timeout_s,
         ping_interval_s=interval_s if interval_s > 0 else None,
     )
 
@@ -120,7 +126,20 @@ def build_app(config: ServerConfig, source: Source) -> App:
             await engine.close()
             pool.shutdown(wait=False, cancel_futures=True)
 
-    asgi = build_asgi(rooms, all_routes(), keys=KeyRing(config.network.api_keys), lifespan=lifespan)
+    asgi = build_asgi(
+        rooms,
+        all_routes(),
+        keys=KeyRing(api_keys(config.network)),
+        cors=cors_middleware(
+            origins=config.network.cors_origins,
+            methods=parse_list(config.network.cors_methods),
+            headers=parse_list(config.network.cors_headers),
+            credentials=config.network.cors_credentials,
+        ),
+        guard_host=is_loopback(config.network.host),
+        prefix=config.network.api_prefix.rstrip("/"),
+        lifespan=lifespan,
+    )
     return App(asgi, rooms, model)
 
 

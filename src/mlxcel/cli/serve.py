@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from mlxcel.cli.options import build_parser, resolve
+from mlxcel.config.keys import api_keys
 from mlxcel.config.server import ServerConfig
 from mlxcel.core.errors import StartupError
+from mlxcel.http.server import Tls, serve
 from mlxcel.observe.logging import configure_logging
 
 
@@ -27,16 +31,15 @@ def parse(arguments: Sequence[str]) -> ServerConfig:
 def run(arguments: Sequence[str]) -> int:
     """Serve until interrupted. Returns the exit code."""
     config = parse(arguments)
-    secrets = (*config.network.api_keys, config.model.hf_token)
+    keys = api_keys(config.network)
     configure_logging(
         verbosity=9 if config.log.verbose else config.log.verbosity,
         disabled=config.log.disabled,
         file=config.log.file,
         colors=config.log.colors,
-        secrets=secrets,
+        secrets=(*keys, config.model.hf_token),
     )
     from mlxcel.app import build_app, open_source
-    from mlxcel.http.server import serve
 
     listener = _bind(config)
     source = open_source(config)
@@ -44,9 +47,12 @@ def run(arguments: Sequence[str]) -> int:
     address = _address(config, listener)
 
     def announce() -> None:
-        print(_greeting(source.name, address, keyed=bool(config.network.api_keys)), file=sys.stderr, flush=True)
+        print(_greeting(source.name, address, keyed=bool(keys)), file=sys.stderr, flush=True)
 
-    return asyncio.run(serve(app.asgi, listener, app.model.client, timeout_s=config.network.timeout_s, on_ready=announce))
+    running = serve(
+        app.asgi, listener, app.model.client, timeout_s=config.network.timeout_s, on_ready=announce, tls=_tls(config)
+    )
+    return asyncio.run(running)
 
 
 def _bind(config: ServerConfig) -> socket.socket:
@@ -55,13 +61,16 @@ def _bind(config: ServerConfig) -> socket.socket:
     try:
         if host.endswith(".sock"):
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            if os.path.exists(host):  # noqa: PTH110
-                os.unlink(host)  # noqa: PTH108
+            if Path(host).is_socket():  # left over from a process that was killed; anything else is not ours to remove
+                Path(host).unlink()
             listener.bind(host)
+            Path(host).chmod(0o600)
         else:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if config.network.reuse_port:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind((host, port))
     except OSError as error:
         raise StartupError(f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port") from None
@@ -69,12 +78,30 @@ def _bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
+def _tls(config: ServerConfig) -> Tls | None:
+    """
+    Raises:
+        StartupError: only one of the two files is named, or they do not belong together.
+    """
+    cert, key = config.network.ssl_cert_file, config.network.ssl_key_file
+    if not cert and not key:
+        return None
+    if not cert or not key:
+        raise StartupError("--ssl-cert-file and --ssl-key-file must be given together")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise StartupError(f"--ssl-cert-file: cannot use {cert} with {key}: {error}") from None
+    return Tls(cert, key)
+
+
 def _address(config: ServerConfig, listener: socket.socket) -> str:
     if config.network.host.endswith(".sock"):
         return f"unix:{config.network.host}"
     host = config.network.host
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{shown}:{listener.getsockname()[1]}"
+    scheme = "https" if config.network.ssl_cert_file else "http"
+    return f"{scheme}://{shown}:{listener.getsockname()[1]}"
 
 
 def _greeting(model: str, address: str, *, keyed: bool) -> str:

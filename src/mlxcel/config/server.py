@@ -98,6 +98,41 @@ class NetworkConfig:
     api_keys: tuple[str, ...] = many(
         "--api-key", env=("LLAMA_API_KEY", "MLXCEL_API_KEY"), metavar="KEY", help="key that clients must send; repeatable"
     )
+    api_key_file: str = option(
+        "", "--api-key-file", env="LLAMA_ARG_API_KEY_FILE", metavar="FILE", help="file with one more key a line"
+    )
+    api_prefix: str = option(
+        "", "--api-prefix", env="LLAMA_ARG_API_PREFIX", metavar="PATH", help="path before every route, such as /llm"
+    )
+    ssl_cert_file: str = option(
+        "", "--ssl-cert-file", env="LLAMA_ARG_SSL_CERT_FILE", metavar="FILE", help="TLS certificate (PEM)"
+    )
+    ssl_key_file: str = option("", "--ssl-key-file", env="LLAMA_ARG_SSL_KEY_FILE", metavar="FILE", help="TLS key (PEM)")
+    cors_origins: tuple[str, ...] = many(
+        "--cors-origins",
+        "--allowed-origins",
+        env=("LLAMA_ARG_CORS_ORIGINS", "MLXCEL_ALLOWED_ORIGINS"),
+        metavar="ORIGINS",
+        help="web origins that may call, * for any (default: pages from this machine only)",
+    )
+    cors_methods: str = option(
+        "GET, POST, DELETE, OPTIONS",
+        "--cors-methods",
+        env="LLAMA_ARG_CORS_METHODS",
+        metavar="METHODS",
+        help="methods told to browsers",
+    )
+    cors_headers: str = option(
+        "*", "--cors-headers", env="LLAMA_ARG_CORS_HEADERS", metavar="HEADERS", help="request headers told to browsers"
+    )
+    cors_credentials: bool = switch(
+        True,
+        "--cors-credentials",
+        env="LLAMA_ARG_CORS_CREDENTIALS",
+        off=("--no-cors-credentials",),
+        help="browsers may send credentials (never together with the origin *)",
+    )
+    reuse_port: bool = switch(False, "--reuse-port", env="LLAMA_ARG_REUSE_PORT", help="share the port with other processes")
     timeout_s: int = option(
         3600,
         "-to",

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 
-from mlxcel.core.errors import Cancelled, InvalidRequest, PayloadTooLarge
+from mlxcel.core.errors import Cancelled, PayloadTooLarge, TimedOut
 from mlxcel.core.jobs import Priority
+from mlxcel.http.faults import UnsupportedMediaType
 from mlxcel.wire.context import RequestContext, parse_priority
 
 if TYPE_CHECKING:
     from mlxcel.http.rooms import Rooms
 
 _JSON_TYPES = ("application/json", "application/problem+json", "text/json")
-
-
-class UnsupportedMediaType(InvalidRequest):
-    """The body is declared as something that is not JSON (415)."""
 
 
 class Call:
@@ -79,11 +77,14 @@ class Call:
         chunks: list[bytes] = []
         received = 0
         try:
-            async for chunk in self.request.stream():
-                received += len(chunk)
-                if received > limit:
-                    raise PayloadTooLarge(f"the request body is larger than {limit} bytes")
-                chunks.append(chunk)
+            async with asyncio.timeout(self.rooms.read_timeout_s):
+                async for chunk in self.request.stream():
+                    received += len(chunk)
+                    if received > limit:
+                        raise PayloadTooLarge(f"the request body is larger than {limit} bytes")
+                    chunks.append(chunk)
         except ClientDisconnect:
             raise Cancelled from None
+        except TimeoutError:
+            raise TimedOut("the request body took too long to arrive") from None
         return b"".join(chunks)

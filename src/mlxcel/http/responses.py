@@ -10,11 +10,12 @@ import orjson
 from starlette.responses import Response
 
 from mlxcel.core.errors import AuthError, CapacityError, MlxcelError
-from mlxcel.http.call import UnsupportedMediaType
+from mlxcel.http.faults import ForeignHost, UnsupportedMediaType
 from mlxcel.wire.anthropic.errors import error_body as anthropic_body
 from mlxcel.wire.errors import error_body as openai_body
 from mlxcel.wire.status import status_of
 
+_HTTP_ONLY: dict[type[MlxcelError], int] = {UnsupportedMediaType: 415, ForeignHost: 403}
 Dialect = Literal["openai", "anthropic"]
 _RETRY_AFTER_S = "1"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
@@ -44,7 +45,7 @@ class JsonResponse(Response):
 
 def error_response(error: MlxcelError, dialect: Dialect = "openai") -> JsonResponse:
     """The documented status and body of an error in a dialect."""
-    status = 415 if isinstance(error, UnsupportedMediaType) else status_of(error)
+    status = _HTTP_ONLY.get(type(error)) or status_of(error)
     headers: dict[str, str] = {}
     if isinstance(error, CapacityError):
         headers["Retry-After"] = _RETRY_AFTER_S

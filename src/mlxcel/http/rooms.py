@@ -41,6 +41,7 @@ class Rooms:
         metrics: what /metrics shows.
         endpoints: which optional routes are on.
         max_body_bytes: largest request body.
+        read_timeout_s: a body that takes longer to arrive is given up.
         ping_interval_s: silence on a stream before a keep-alive; None for none.
     """
 
@@ -53,6 +54,7 @@ class Rooms:
     metrics: Metrics
     endpoints: Endpoints = field(default_factory=Endpoints)
     max_body_bytes: int = 64 * 2**20
+    read_timeout_s: float = 3600.0
     ping_interval_s: float | None = 5.0
     _logged: set[str] = field(default_factory=set)
 

@@ -29,8 +29,11 @@ class Route:
         accepts_x_api_key: the key may also come in ``x-api-key`` (Anthropic's clients send it there).
         request: model of the JSON body, when there is one.
         streams: may answer with an event stream.
-        statuses: documented statuses besides 200 and those that any route can give.
+        statuses: documented failures besides those that any route can give.
+        successes: documented successes.
         tag: section of the docs page.
+        query: names of query parameters.
+        media_type: of the answer, when it is not JSON.
     """
 
     method: str
@@ -44,7 +47,10 @@ class Route:
     request: type[BaseModel] | None = None
     streams: bool = False
     statuses: tuple[int, ...] = field(default=())
+    successes: tuple[int, ...] = (200,)
     tag: str = "Server"
+    query: tuple[str, ...] = ()
+    media_type: str | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 import uvicorn
@@ -23,7 +24,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlxcel.core.errors import InvalidRequest, NotFound
 from mlxcel.http.auth import AuthMiddleware, KeyRing
+from mlxcel.http.call import Call
 from mlxcel.http.endpoint import endpoint
+from mlxcel.http.guards import HostGuard
+from mlxcel.http.openapi import docs_page, openapi_document
 from mlxcel.http.responses import JsonResponse, error_response
 from mlxcel.http.rooms import Rooms
 from mlxcel.http.route import Route
@@ -35,18 +39,49 @@ Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 
 def build_asgi(
-    rooms: Rooms, routes: Sequence[Route], *, keys: KeyRing, prefix: str = "", lifespan: Lifespan | None = None
+    rooms: Rooms,
+    routes: Sequence[Route],
+    *,
+    keys: KeyRing,
+    cors: Middleware,
+    guard_host: bool,
+    prefix: str = "",
+    lifespan: Lifespan | None = None,
 ) -> Starlette:
-    """The application: request id and access log, authentication, routes."""
+    """The application: request id and access log, host guard, CORS (preflights need no key), authentication, routes."""
+    guards = [Middleware(HostGuard)] if guard_host else []
+    table = (*routes, *_description(routes, prefix))
     return Starlette(
         routes=[
             AsgiRoute(prefix + path, endpoint(route, rooms), methods=[route.method])
-            for route in routes
+            for route in table
             for path in route.paths
         ],
-        middleware=[Middleware(RequestLog), Middleware(AuthMiddleware, keys=keys, routes=routes, prefix=prefix)],
+        middleware=[
+            Middleware(RequestLog),
+            *guards,
+            cors,
+            Middleware(AuthMiddleware, keys=keys, routes=table, prefix=prefix),
+        ],
         exception_handlers={404: _not_found, 405: _wrong_method},
         lifespan=lifespan,
+    )
+
+
+def _description(routes: Sequence[Route], prefix: str) -> tuple[Route, ...]:
+    """The routes that describe the others."""
+    document = openapi_document(routes, prefix=prefix)
+    page = docs_page(routes, prefix=prefix)
+
+    async def openapi_json(call: Call) -> Response:
+        return JsonResponse(document)
+
+    async def docs(call: Call) -> Response:
+        return Response(page, media_type="text/html; charset=utf-8")
+
+    return (
+        Route("GET", "/openapi.json", openapi_json, "The OpenAPI document"),
+        Route("GET", "/docs", docs, "This page", media_type="text/html"),
     )
 
 
@@ -89,7 +124,17 @@ class RequestLog:
             log.info("%s %s %d in %.1f ms [%s]", scope["method"], scope["path"], status, elapsed_ms, request_id)
 
 
-def uvicorn_config(app: Starlette, *, timeout_s: int, backlog: int = 2048, shutdown_grace_s: int = 10) -> uvicorn.Config:
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificate and key files in PEM form."""
+
+    cert_file: str
+    key_file: str
+
+
+def uvicorn_config(
+    app: Starlette, *, timeout_s: int, backlog: int = 2048, shutdown_grace_s: int = 10, tls: Tls | None = None
+) -> uvicorn.Config:
     """Settings of the web server; its own logs are off because :class:`RequestLog` writes them."""
     return uvicorn.Config(
         app,
@@ -100,6 +145,8 @@ def uvicorn_config(app: Starlette, *, timeout_s: int, backlog: int = 2048, shutd
         timeout_keep_alive=min(timeout_s, 75),
         timeout_graceful_shutdown=shutdown_grace_s,
         lifespan="on",
+        ssl_certfile=tls.cert_file if tls is not None else None,
+        ssl_keyfile=tls.key_file if tls is not None else None,
     )
 
 
@@ -111,14 +158,20 @@ class ReadyModel(Protocol):
 
 
 async def serve(
-    app: Starlette, listener: socket.socket, model: ReadyModel, *, timeout_s: int, on_ready: Callable[[], None]
+    app: Starlette,
+    listener: socket.socket,
+    model: ReadyModel,
+    *,
+    timeout_s: int,
+    on_ready: Callable[[], None],
+    tls: Tls | None = None,
 ) -> int:
     """Serve on a bound socket until a signal comes; requests are answered (503) from the first moment.
 
     Raises:
         StartupError: the model could not be loaded.
     """
-    server = uvicorn.Server(uvicorn_config(app, timeout_s=timeout_s))
+    server = uvicorn.Server(uvicorn_config(app, timeout_s=timeout_s, tls=tls))
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         ready = asyncio.ensure_future(model.wait_ready())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from mlxcel import __version__
-from mlxcel.core.errors import CapabilityMissing, NotFound
+from mlxcel.core.errors import CapabilityMissing, FeatureDisabled, NotFound
 from mlxcel.http.call import Call
 from mlxcel.http.responses import JsonResponse
 from mlxcel.http.route import Route
@@ -50,6 +50,11 @@ async def slots(call: Call) -> Response:
     return JsonResponse(render_slots(call.rooms.status.slots(), model.name, model.context_tokens))
 
 
+async def disabled(call: Call) -> Response:
+    """Routes that llama-server has and this server does not offer."""
+    raise FeatureDisabled("this feature is disabled")
+
+
 async def metrics(call: Call) -> Response:
     """Prometheus text."""
     if not call.rooms.endpoints.metrics:
@@ -61,5 +66,10 @@ ROUTES = (
     Route("GET", "/props", props, "Default settings and facts about the model", statuses=(503,), tag="llama-server"),
     Route("POST", "/props", set_props, "No-op for llama-server's clients", statuses=(413, 415, 501), tag="llama-server"),
     Route("GET", "/slots", slots, "State of every slot", statuses=(501, 503), tag="llama-server"),
-    Route("GET", "/metrics", metrics, "Prometheus metrics", statuses=(404,)),
+    Route("GET", "/metrics", metrics, "Prometheus metrics", statuses=(404,), media_type="text/plain"),
+    *(
+        Route(method, path, disabled, "Not offered; answers 403", successes=(), tag="llama-server")
+        for path in ("/tools", "/cors-proxy")
+        for method in ("GET", "POST")
+    ),
 )
