@@ -10,7 +10,9 @@ import anthropic
 import httpx2
 import pytest
 
-from mlxcel.config.server import NetworkConfig, ServerConfig, TemplateConfig
+from mlxcel.config.conversation import TemplateConfig
+from mlxcel.config.network import NetworkConfig
+from mlxcel.config.server import ServerConfig
 from mlxcel.testing.app import LiveServer, scripted_source
 from mlxcel.testing.frames import read_frames
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from mlxcel.config.server import SchedulingConfig, ServerConfig
+from mlxcel.config.scheduling import SchedulingConfig
+from mlxcel.config.server import ServerConfig
 from mlxcel.testing.app import LiveServer, scripted_source
 
 Live = Callable[..., LiveServer]

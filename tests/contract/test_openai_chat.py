@@ -8,7 +8,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from mlxcel.config.server import NetworkConfig, ServerConfig
+from mlxcel.config.network import NetworkConfig
+from mlxcel.config.server import ServerConfig
 from mlxcel.testing.app import LiveServer, scripted_source
 
 Live = Callable[..., LiveServer]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxcel.config.server import NetworkConfig
+from mlxcel.config.network import NetworkConfig
 from mlxcel.core.errors import StartupError
 
 

@@ -23,7 +23,8 @@ import httpx2
 import uvicorn
 
 from mlxcel.app import App, Source, build_app, open_source
-from mlxcel.config.server import ModelConfig, ServerConfig
+from mlxcel.config.model import ModelConfig
+from mlxcel.config.server import ServerConfig
 from mlxcel.core.ports import ModelInfo
 from mlxcel.http.server import uvicorn_config
 from mlxcel.testing.scripted_runner import SCRIPTED_MODEL, ScriptedRunner
