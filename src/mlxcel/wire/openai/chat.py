@@ -38,6 +38,7 @@ from mlxcel.wire.parse import WireModel
 from mlxcel.wire.sampling import SamplingFields, merge_options, thinking_budget
 from mlxcel.wire.sse import DONE, KEEP_ALIVE, frame
 from mlxcel.wire.structured import ResponseFormat, parse_response_format
+from mlxcel.wire.thinking import effort_enables, template_kwargs
 
 MaxTokens = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
@@ -92,7 +93,7 @@ def to_job(request: ChatRequest, context: RequestContext) -> ChatJob:
         tool_choice=to_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         reasoning=_reasoning(request),
-        template_kwargs=_template_kwargs(request),
+        template_kwargs=template_kwargs(request.chat_template_kwargs, request.extra_body, request.preserve_thinking),
         continue_final=request.continue_final_message is not False and request.add_generation_prompt is not True,
     )
 
@@ -119,21 +120,9 @@ def _reasoning(request: ChatRequest) -> ReasoningOptions:
     return ReasoningOptions(
         budget_tokens=thinking_budget(request),
         effort=word,
-        enabled=None if word is None else word.lower() not in ("none", "off", "disabled", "false", "0"),
+        enabled=None if word is None else effort_enables(word),
         format=request.reasoning_format,  # type: ignore[arg-type]
     )
-
-
-def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
-    """Three spellings, the first that is present wins: root, ``extra_body``, flat ``preserve_thinking``."""
-    if request.chat_template_kwargs is not None:
-        return request.chat_template_kwargs
-    extra = request.extra_body
-    if extra is not None and extra.chat_template_kwargs is not None:
-        return extra.chat_template_kwargs
-    flat = extra.preserve_thinking if extra is not None else None
-    flat = request.preserve_thinking if flat is None else flat
-    return {} if flat is None else {"preserve_thinking": flat}
 
 
 def response_id(context: RequestContext) -> str:
