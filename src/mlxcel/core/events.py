@@ -158,7 +158,40 @@ class Completed:
     warnings: tuple[str, ...] = field(default=())
 
 
-AnswerEvent = Started | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | Completed
+@dataclass(frozen=True, slots=True)
+class CompactionStarted:
+    """The history is being summarised before the answer begins."""
+
+    input_tokens_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionCompleted:
+    """The history was summarised; the answer's own events follow.
+
+    Attributes:
+        summary: text that takes the place of the older part.
+        keep_from: index of the first piece of the history that is kept whole.
+        keep_user: index of an earlier piece whose user turn is kept as well (the latest one); None when there is none.
+    """
+
+    summary: str
+    keep_from: int
+    keep_user: int | None
+    input_tokens_before: int
+    input_tokens_after: int
+
+
+AnswerEvent = (
+    Started
+    | TextDelta
+    | ReasoningDelta
+    | ToolCallStarted
+    | ToolCallDelta
+    | CompactionStarted
+    | CompactionCompleted
+    | Completed
+)
 
 
 @dataclass(frozen=True, slots=True)
