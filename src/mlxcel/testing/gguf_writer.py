@@ -39,6 +39,7 @@ _NUMBERS: Final[Mapping[str, str]] = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }

@@ -24,6 +24,7 @@ _TOKENIZER_FIELDS = {
     "eos_token_id": "tokenizer.ggml.eos_token_id",
     "pad_token_id": "tokenizer.ggml.padding_token_id",
 }
+_NEEDED = ("block_count", "embedding_length")
 _END_OF_GENERATION = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
@@ -53,6 +54,8 @@ def describe(file: GgufParts) -> Description:
 
 def _config(metadata: Metadata, family: Family) -> dict[str, Any]:
     keys = {field: key for field, key in {**COMMON_FIELDS, **family.fields}.items() if key is not None}
+    for key in _NEEDED:
+        metadata.need(key)
     config = {"model_type": family.model_type, **metadata.present(keys), **family.fixed}
     config["vocab_size"] = metadata.shape("token_embd.weight")[0]
     config["tie_word_embeddings"] = "output.weight" not in metadata.tensors
