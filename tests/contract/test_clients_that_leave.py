@@ -18,7 +18,7 @@ from mlxcel.testing.app import LiveServer, scripted_source
 
 Live = Callable[..., LiveServer]
 
-ROUTES = {
+ROUTES: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
     "/v1/completions": {"prompt": "Hello"},
     "/completion": {"prompt": "Hello"},
@@ -52,8 +52,8 @@ def wait_for(server: LiveServer, *, active: int, queued: int, limit_s: float = 5
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
 def test_leaving_while_running_frees_the_slot(live: Live, tmp_path: Path, path: str, stream: bool, stage: str) -> None:
-    slow = {"step_s": 0.02} if stage == "decode" else {"prefill_token_s": 0.02, "step_s": 0.001}
-    server = live(scripted_source("word " * 400, tmp_path, **slow))
+    step_s, prefill_token_s = (0.02, 0.0) if stage == "decode" else (0.001, 0.02)
+    server = live(scripted_source("word " * 400, tmp_path, step_s=step_s, prefill_token_s=prefill_token_s))
     connection = send(server, path, ROUTES[path] | {"stream": stream})
     wait_for(server, active=1, queued=0)
     connection.close()

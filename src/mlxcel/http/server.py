@@ -35,6 +35,7 @@ from mlxcel.wire.errors import error_body
 
 log = logging.getLogger(__name__)
 
+_PROBES = ("/health", "/", "/metrics")  # asked every few seconds; not worth a line each
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 
@@ -121,7 +122,8 @@ class RequestLog:
             await self._app(scope, receive, send_with_id)
         finally:
             elapsed_ms = (time.perf_counter() - started_s) * 1000
-            log.info("%s %s %d in %.1f ms [%s]", scope["method"], scope["path"], status, elapsed_ms, request_id)
+            level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
+            log.log(level, "%s %s %d in %.1f ms [%s]", scope["method"], scope["path"], status, elapsed_ms, request_id)
 
 
 @dataclass(frozen=True, slots=True)
