@@ -15,6 +15,7 @@ from mlxcel.core.work import CachePolicy, GenerateWork
 from mlxcel.engine.config import EngineConfig
 from mlxcel.prefix_cache.settings import CacheSettings
 from mlxcel.testing.engine_bench import EngineBench, make_work, small_model, tokens_for
+from mlxcel.testing.scripted_runner import Script
 
 # Prompts are built from a few pieces of awkward lengths around the block size, so that they share beginnings.
 pieces = st.lists(st.sampled_from([(1, 15), (2, 16), (3, 17), (4, 31), (5, 32), (6, 33), (7, 1)]), min_size=1, max_size=5)
@@ -55,6 +56,7 @@ configs = st.builds(
     enable_preemption=st.booleans(),
     context_tokens_per_slot=st.sampled_from([0, 150]),
     context_shift=st.booleans(),
+    prompt_lookup=st.booleans(),
     cache=st.builds(
         CacheSettings,
         enabled=st.sampled_from([True, True, True, False]),
@@ -77,13 +79,22 @@ models = st.sampled_from(
 )
 
 
+def repetitive(prompt_ids: tuple[int, ...]) -> list[int | Exception]:
+    """An answer that prompt lookup can guess now and then."""
+    seed = hash(prompt_ids)
+    return [*(prompt_ids[-20:]), *(10 + (step * (1 + seed % 3) // 3) % 7 for step in range(4096))]
+
+
 @settings(max_examples=150, deadline=None)
-@given(workload=workloads(), config=configs, model=models, reset_at=st.integers(0, 12))
+@given(
+    workload=workloads(), config=configs, model=models, reset_at=st.integers(0, 12),
+    script=st.sampled_from([tokens_for, repetitive]),
+)
 def test_any_workload_ends_clean_and_says_what_a_cold_run_says(
-    workload: list[tuple[GenerateWork, int, int]], config: EngineConfig, model: ModelInfo, reset_at: int
+    workload: list[tuple[GenerateWork, int, int]], config: EngineConfig, model: ModelInfo, reset_at: int, script: Script
 ) -> None:
     config = replace(config, max_queue_depth=100)
-    bench = EngineBench(info=model, config=config, step_s=0.01)
+    bench = EngineBench(script, info=model, config=config, step_s=0.01)
     cancels: dict[int, list[str]] = {}
     now = 0
     for place, (work, gap, cancel_after) in enumerate(workload):
@@ -113,7 +124,7 @@ def test_any_workload_ends_clean_and_says_what_a_cold_run_says(
         assert isinstance(end, Finished)
         tokens = bench.tokens(work.id)
         if not end.truncated:
-            assert tokens == tokens_for(work.prompt_ids)[: len(tokens)]
+            assert tokens == script(work.prompt_ids)[: len(tokens)]
         if end.reason is FinishReason.LENGTH and not end.truncated:
             assert len(tokens) == work.max_tokens
         assert end.usage.completion_tokens == len(tokens)

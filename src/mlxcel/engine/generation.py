@@ -12,8 +12,8 @@ from mlxcel.core.events import EngineEvent, Failed, Finished, FinishReason
 from mlxcel.core.ports import ModelInfo, ModelRunner
 from mlxcel.core.work import GenerateWork, StepPlan, StepResult
 from mlxcel.engine.config import EngineConfig
+from mlxcel.engine.draft import PromptLookup
 from mlxcel.engine.sched.admission import Admission
-from mlxcel.engine.sched.budget import StepCosts
 from mlxcel.engine.sched.ledger import StateLedger
 from mlxcel.engine.sched.paged import PagedLedger
 from mlxcel.engine.sched.planner import Planner
@@ -58,12 +58,11 @@ class GenerationRunner:
         self._rows: dict[str, Row] = {}
         self._batch_rows = 0
         self._faults_in_a_row = 0
-        self._costs = StepCosts(config.prefill_grant_interval)
         self._queue = RowQueue()
         self._ledger = self._make_ledger()
         self._table = RowTable(model, self._ledger, min(config.max_rows, model.info.max_rows))
         self._admission = Admission(self._queue, self._table, self._ledger, config, self.counters, self._fail)
-        self._planner = Planner(self._table, self._admission, self._ledger, self._costs, config, self._fail)
+        self._planner = Planner(self._table, self._admission, self._ledger, config, self.context_tokens, self._fail)
         self._settler = Settler(
             self._table, self._admission, self._ledger, self.counters, self._events,
             context_tokens=self.context_tokens, context_shift=config.context_shift,
@@ -91,6 +90,8 @@ class GenerationRunner:
         row_id = next(self._row_ids)
         now_s = self._clock()
         row = Row(work, row_id, (queue_key(work.priority, now_s), row_id), now_s)
+        if self._config.prompt_lookup and self.info.supports_drafts:
+            row.drafter = PromptLookup()
         self._rows[work.id] = row
         self._queue.add(row)
 
@@ -130,14 +131,7 @@ class GenerationRunner:
 
     def settle(self, plan: StepPlan, result: StepResult, step_s: float) -> None:
         """Take the results of ``plan``, which ran for ``step_s`` seconds."""
-        prefill_tokens = decode_rows = 0
-        for step in plan.rows:
-            if self._table[step.row_id].state is RowState.PREFILL:
-                prefill_tokens += len(step.token_ids)
-            else:
-                decode_rows += 1
-        self._costs.observe(decode_rows=decode_rows, prefill_tokens=prefill_tokens, step_s=step_s)
-        self._settler.settle(plan, result, self._clock())
+        self._planner.observe(self._settler.settle(plan, result, self._clock()), step_s)
 
     def close(self) -> None:
         for row in list(self._rows.values()):

@@ -56,7 +56,7 @@ class ScriptedRunner:
         end_id: end-of-generation token.
         step_s: seconds every step takes.
         decode_row_s: seconds per row and step that feeds one token.
-        prefill_token_s: seconds per token of longer pieces.
+        prefill_token_s: seconds per token of longer pieces (prompt slices, and tokens with drafts).
         faults: step number (from 0) -> exception raised by that ``run`` as a whole.
         sleep: how time is spent; ``FakeClock.sleep`` in tests.
     """
@@ -158,7 +158,7 @@ class ScriptedRunner:
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def _spend(self, plan: StepPlan) -> None:
-        fed = [len(step.token_ids) for step in plan.rows]
+        fed = [len(step.token_ids) + len(step.draft_ids) for step in plan.rows]
         prefill_tokens = sum(count for count in fed if count > 1)
         seconds = self._step_s + self._decode_row_s * fed.count(1) + self._prefill_token_s * prefill_tokens
         if seconds > 0:
@@ -178,8 +178,8 @@ class ScriptedRunner:
         for draft_id in (*step.draft_ids, None):
             try:
                 token_id = self._next_token(row, step)
-            except Exception as error:
-                return RowResult(step.row_id, error=error)
+            except Exception as error:  # the tokens before it stand
+                return RowResult(step.row_id, tuple(token_ids), self._logprobs(row, token_ids), error)
             row.history.append(token_id)
             token_ids.append(token_id)
             if token_id != draft_id:

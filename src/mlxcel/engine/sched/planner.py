@@ -7,11 +7,13 @@ from collections.abc import Callable
 from mlxcel.core.errors import GenerationFailed, MlxcelError
 from mlxcel.core.work import RowStep, StepPlan
 from mlxcel.engine.config import EngineConfig
+from mlxcel.engine.draft import DraftBalance
 from mlxcel.engine.sched.admission import Admission
 from mlxcel.engine.sched.budget import StepCosts
 from mlxcel.engine.sched.ledger import StateLedger
 from mlxcel.engine.sched.policy import grant_tokens, split_prefill
 from mlxcel.engine.sched.row import Row, RowState
+from mlxcel.engine.sched.settle import StepSummary
 from mlxcel.engine.sched.table import RowTable
 
 
@@ -19,27 +21,54 @@ class Planner:
     """``fail`` ends a row with an error."""
 
     def __init__(
-        self, table: RowTable, admission: Admission, ledger: StateLedger, costs: StepCosts, config: EngineConfig,
+        self, table: RowTable, admission: Admission, ledger: StateLedger, config: EngineConfig, context_tokens: int,
         fail: Callable[[Row, MlxcelError], None],
     ) -> None:
         self._table = table
         self._admission = admission
         self._ledger = ledger
-        self._costs = costs
+        self._costs = StepCosts(config.prefill_grant_interval)
+        self._balance = DraftBalance()
         self._config = config
+        self._context_tokens = context_tokens
+        self._drafts_enabled = config.prompt_lookup and table.info.supports_drafts
         self._fail = fail
         self._grant_tokens = grant_tokens(config.prefill_chunk_tokens, config.prefill_grant_interval)
 
     def plan(self) -> StepPlan:
         """Decide the next step. An empty plan means that nothing can run."""
-        steps = self._decode_steps()
-        waiting = [row for row in self._table.running if row.state is RowState.PREFILL]
+        running = self._table.running
+        waiting = [row for row in running if row.state is RowState.PREFILL]
+        decode_rows = len(running) - len(waiting)
+        drafts = not waiting and self._may_draft(decode_rows)
+        steps = self._decode_steps(drafts=drafts)
         if waiting and not (steps and self._costs.wants_plain_step(len(steps))):
+            waiting = [row for row in running if row.state is RowState.PREFILL]  # some may have given way
             waiting.sort(key=lambda row: row.order)
             steps += self._prefill_steps(waiting, decode_rows=len(steps))
         return StepPlan(tuple(steps))
 
-    def _decode_steps(self) -> list[RowStep]:
+    def observe(self, done: StepSummary, step_s: float) -> None:
+        """Learn from the measured time of the step that was planned last."""
+        plain_step_s = self._costs.plain_step_s(done.decode_rows)
+        if done.decode_rows and not done.prefill_tokens and plain_step_s:
+            self._balance.observe(
+                decode_rows=done.decode_rows, accepted_tokens=done.accepted_tokens, drafted=done.drafted_tokens > 0,
+                step_s=step_s, plain_step_s=plain_step_s,
+            )
+        self._costs.observe(
+            decode_rows=done.decode_rows, prefill_tokens=done.prefill_tokens, drafted=done.drafted_tokens > 0, step_s=step_s
+        )
+
+    def _may_draft(self, decode_rows: int) -> bool:
+        return (
+            self._drafts_enabled
+            and decode_rows > 0
+            and not self._costs.wants_plain_step(decode_rows)
+            and self._balance.allows(decode_rows)
+        )
+
+    def _decode_steps(self, *, drafts: bool) -> list[RowStep]:
         steps: list[RowStep] = []
         running = self._table.running
         place = 0
@@ -49,9 +78,15 @@ class Planner:
                 position = row.computed_tokens
                 if position >= row.room_tokens and not self._make_room(row, position + 1):
                     continue  # the row itself has left the list
-                steps.append(self._step(row, 1))
+                steps.append(self._step(row, 1, self._drafts(row) if drafts else ()))
             place += 1
         return steps
+
+    def _drafts(self, row: Row) -> tuple[int, ...]:
+        draft_ids = row.propose(self._context_tokens)
+        if draft_ids and not self._ledger.grow(row, len(row.tokens) + len(draft_ids)):
+            return ()
+        return draft_ids
 
     def _make_room(self, row: Row, tokens: int) -> bool:
         """Grow a row's table, at the cost of the weakest rows if need be; False when the row itself had to give way."""
@@ -85,7 +120,7 @@ class Planner:
         )
         return [self._step(row, tokens) for row, tokens in zip(waiting, shares, strict=True) if tokens]
 
-    def _step(self, row: Row, count: int) -> RowStep:
+    def _step(self, row: Row, count: int, draft_ids: tuple[int, ...] = ()) -> RowStep:
         position = row.computed_tokens
         token_ids = tuple(row.tokens[position : position + count])
         fresh_blocks = row.fresh_blocks
@@ -93,4 +128,4 @@ class Planner:
         if position + count < len(row.tokens):
             return RowStep(row.row_id, token_ids, position, fresh_blocks, sample=False)
         forced_id = row.thinking.forced_id() if row.thinking is not None else None
-        return RowStep(row.row_id, token_ids, position, fresh_blocks, True, forced_id, row.constrained)
+        return RowStep(row.row_id, token_ids, position, fresh_blocks, True, forced_id, row.constrained, draft_ids)

@@ -9,6 +9,8 @@ from mlxcel.core.events import FinishReason
 from mlxcel.core.jobs import Priority
 from mlxcel.core.usage import Timings, Usage
 from mlxcel.core.work import GenerateWork, RowSpec
+from mlxcel.engine.draft import PromptLookup
+from mlxcel.engine.loop_detection import LoopDetector
 from mlxcel.engine.sched.thinking import ThinkingTracker
 
 
@@ -66,11 +68,13 @@ class Row:
         "blocks",
         "cached_tokens",
         "computed_tokens",
+        "drafter",
         "first_token_s",
         "fresh_blocks",
         "generated_tokens",
         "head_tokens",
         "last_token_s",
+        "loops",
         "order",
         "prompt_tokens",
         "reuse",
@@ -101,6 +105,8 @@ class Row:
         self.room_tokens = 0
         self.reuse = ReuseNotes()
         self.truncated = False
+        self.drafter: PromptLookup | None = None
+        self.loops = LoopDetector(work.loop) if work.loop is not None and work.loop.enabled else None
         self.thinking: ThinkingTracker | None = None
         if work.thinking is not None:
             self.thinking = ThinkingTracker(work.thinking, constrained=work.constraint is not None)
@@ -150,7 +156,17 @@ class Row:
             return FinishReason.EOS
         if self.generated_tokens >= work.max_tokens:
             return FinishReason.LENGTH
+        if self.loops is not None and self.loops.push(token_id):
+            return FinishReason.LOOP
         return None
+
+    def propose(self, context_tokens: int) -> tuple[int, ...]:
+        """Draft tokens for the next step: no more than the work and its window can take; none where a token is not free."""
+        if self.drafter is None or (self.thinking is not None and not self.thinking.accepts_drafts):
+            return ()
+        work = self.work
+        limit = min(work.max_tokens - self.generated_tokens, context_tokens - len(self.tokens)) - 1
+        return self.drafter.propose(self.tokens, limit, work.stop_ids)
 
     def forget_state(self) -> None:
         """The runner and the ledger no longer hold anything of this row; it waits to be computed anew."""
@@ -166,6 +182,8 @@ class Row:
         self.head_tokens = keep_tokens + max(0, self.head_tokens - keep_tokens - dropped_tokens)
         del self.tokens[keep_tokens : keep_tokens + dropped_tokens]
         self.reuse.digests.clear()
+        if self.drafter is not None:
+            self.drafter.restart()
         self.truncated = True
 
     def usage(self) -> Usage:
@@ -182,4 +200,5 @@ class Row:
         queue_s = self.admitted_s - self.submitted_s
         if self.first_token_s < 0:
             return Timings(queue_s, now_s - self.admitted_s)
-        return Timings(queue_s, self.first_token_s - self.admitted_s, now_s - self.first_token_s)
+        draft = self.drafter.stats() if self.drafter is not None else None
+        return Timings(queue_s, self.first_token_s - self.admitted_s, now_s - self.first_token_s, draft)

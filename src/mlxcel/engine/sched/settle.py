@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from mlxcel.core.errors import GenerationFailed, MlxcelError
 from mlxcel.core.events import EngineEvent, Failed, Finished, FinishReason, PrefillDone, Tokens
@@ -14,6 +15,16 @@ from mlxcel.engine.sched.table import RowTable
 from mlxcel.engine.stats import EngineCounters
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class StepSummary:
+    """What a step did, for the measurements. ``accepted_tokens``: drafts that were right."""
+
+    decode_rows: int = 0
+    prefill_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Settler:
@@ -31,29 +42,36 @@ class Settler:
         self._context_tokens = context_tokens
         self._context_shift = context_shift
 
-    def settle(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+    def settle(self, plan: StepPlan, result: StepResult, now_s: float) -> StepSummary:
         """Take the result of ``plan``, which has just run."""
-        counters = self._counters
-        decode_rows = 0
-        prefill_rows = 0
+        done = StepSummary()
+        prompts = 0
         for step, outcome in zip(plan.rows, result.rows, strict=True):
             row = self._table[step.row_id]
+            row.computed_tokens = step.position + len(step.token_ids)
             if row.state is RowState.DECODE:
-                decode_rows += 1
+                done.decode_rows += 1
             else:
-                prefill_rows += 1
-                counters.prefill_tokens += len(step.token_ids)
+                prompts += 1
+                done.prefill_tokens += len(step.token_ids)
+                if outcome.error is None:
+                    self._ledger.computed(row)
+            if step.draft_ids:
+                self._note_drafts(row, step, outcome, done)
+            if step.sample and outcome.token_ids:
+                self._take(row, step, outcome, now_s)
+            if row.state not in (RowState.PREFILL, RowState.DECODE):
+                continue  # it ended, or gave up its slot, with the tokens before any error
             if outcome.error is not None:
                 self._fail(row, outcome.error)
-                continue
-            row.computed_tokens = step.position + len(step.token_ids)
-            if row.state is RowState.PREFILL:
-                self._ledger.computed(row)
-            if step.sample:
-                self._take(row, step, outcome, now_s)
-        counters.decode_steps += decode_rows > 0
-        counters.prefill_chunks += prefill_rows
-        counters.mixed_steps += decode_rows > 0 and prefill_rows > 0
+            elif step.sample and not outcome.token_ids:
+                self._fail(row, RuntimeError("the runner sampled no token"))
+        counters = self._counters
+        counters.prefill_tokens += done.prefill_tokens
+        counters.prefill_chunks += prompts
+        counters.decode_steps += done.decode_rows > 0
+        counters.mixed_steps += done.decode_rows > 0 and prompts > 0
+        return done
 
     def finish(self, row: Row, reason: FinishReason, now_s: float) -> None:
         """End an open row and report it."""
@@ -75,10 +93,16 @@ class Settler:
             error = GenerationFailed("the generation of this request failed inside the engine")
         self.fail(row, error)
 
+    def _note_drafts(self, row: Row, step: RowStep, outcome: RowResult, done: StepSummary) -> None:
+        accepted_tokens = max(0, len(outcome.token_ids) - 1)
+        done.drafted_tokens += len(step.draft_ids)
+        done.accepted_tokens += accepted_tokens
+        self._counters.drafted_tokens += len(step.draft_ids)
+        self._counters.accepted_tokens += accepted_tokens
+        if row.drafter is not None:
+            row.drafter.settle(len(step.draft_ids), accepted_tokens)
+
     def _take(self, row: Row, step: RowStep, outcome: RowResult, now_s: float) -> None:
-        if not outcome.token_ids:
-            self._fail(row, RuntimeError("the runner sampled no token"))
-            return
         if row.state is RowState.PREFILL:
             self._end_prefill(row, now_s)
         row.last_token_s = now_s
