@@ -271,16 +271,13 @@ class ChatTemplate:
         habits = replace(habits, takes_parts=takes_parts, text_as_string="probe text" in as_string or not takes_parts)
         call = Message("assistant", tool_calls=(ToolCall("probe00id", "probe_function", '{"probe_key": "probe_value"}'),))
         turns = [*ask, call, Message("tool", (TextPart("probe result"),), tool_call_id="probe00id")]
-        for candidate in (
-            habits,
-            replace(habits, null_content=False),
-            replace(habits, arguments_as_text=True),
-            replace(habits, null_content=False, arguments_as_text=True),
-        ):
-            rendered = self._try_probe(turns, habits=candidate)
-            if rendered is not None and "probe_key" in rendered and "None" not in rendered and "'probe_key'" not in rendered:
-                return candidate
-        return habits
+        candidates = [
+            replace(habits, null_content=null_content, arguments_as_text=as_text)
+            for as_text in (False, True)
+            for null_content in (True, False)
+        ]
+        rendered = [self._try_probe(turns, habits=candidate) for candidate in candidates]
+        return candidates[max(range(len(candidates)), key=lambda index: _fidelity(rendered[index]))]
 
     def _try_probe(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), habits: TemplateHabits | None = None
@@ -331,8 +328,18 @@ def _plain(guarded: str, guard: str) -> str:
     return guarded.replace(guard, "")
 
 
+def _fidelity(rendered: str | None) -> int:
+    """How well a trial came through the template: not at all, at least without Python's spelling of none, or complete."""
+    if rendered is None or "None" in rendered:
+        return 0 if rendered is None else 1
+    return 3 if "probe_key" in rendered and "'probe_key'" not in rendered else 2
+
+
 def _read_fields(tree: nodes.Template) -> frozenset[str]:
-    """Every attribute and constant key that the template looks up, and every constant it tests for membership."""
-    found = {node.attr for node in tree.find_all(nodes.Getattr)}
+    """Every attribute and every constant key that the template looks up, ``message.get("key")`` included."""
+    found: set[object] = {node.attr for node in tree.find_all(nodes.Getattr)}
     found |= {node.arg.value for node in tree.find_all(nodes.Getitem) if isinstance(node.arg, nodes.Const)}
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr == "get" and call.args:
+            found |= {argument.value for argument in call.args[:1] if isinstance(argument, nodes.Const)}
     return frozenset(name for name in found if isinstance(name, str))

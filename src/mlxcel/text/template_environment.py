@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -85,9 +85,18 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
+    )
     # Guard characters must come through as themselves.
     return _ESCAPED_NONCHARACTER.sub(lambda escape: chr(int(escape[1], 16)), text) if ensure_ascii else text
+
+
+def _listed(value: object) -> list[Any]:
+    """Filters such as ``map`` give generators, which JSON takes as lists."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _is_none(value: object) -> bool:
@@ -97,6 +106,10 @@ def _is_none(value: object) -> bool:
 
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**"))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Templates may grow and shrink lists: everything they can reach was built for this one rendering."""
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and (abs(left) > 1_000_000 or abs(right) > 64):
