@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -152,6 +153,21 @@ def uvicorn_config(
     )
 
 
+class QuietServer(uvicorn.Server):
+    """Ends with exit code 0 when it is told to stop; uvicorn itself would raise the signal again after the shutdown."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
 class ReadyModel(Protocol):
     """What the server waits for before it says that it is ready."""
 
@@ -173,7 +189,7 @@ async def serve(
     Raises:
         StartupError: the model could not be loaded.
     """
-    server = uvicorn.Server(uvicorn_config(app, timeout_s=timeout_s, tls=tls))
+    server = QuietServer(uvicorn_config(app, timeout_s=timeout_s, tls=tls))
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         ready = asyncio.ensure_future(model.wait_ready())
