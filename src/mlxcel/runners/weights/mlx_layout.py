@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from mlxcel.core.errors import StartupError
 from mlxcel.runners.weights import combine
 from mlxcel.runners.weights.affine import MlxEntry, mlx_entry
 from mlxcel.runners.weights.entries import CombinedEntry, Entry, PlainEntry
@@ -69,7 +70,7 @@ def mlx_entries(files: TensorFiles, config: Mapping[str, Any], quantisation: Map
         quantisation: its ``quantization`` section.
 
     Raises:
-        StartupError: a tensor's shapes fit no known width.
+        StartupError: a tensor's shapes fit no known width, or a part of it is missing.
     """
     model_type = str(config.get("model_type"))
     merges = {**_LATENT_KV, **_MERGES.get(_SAME_MERGES.get(model_type, model_type), {})}
@@ -82,6 +83,8 @@ def mlx_entries(files: TensorFiles, config: Mapping[str, Any], quantisation: Map
     for target, (sources, how) in merges.items():
         for name in [name for name in stored if name.endswith(f".{sources[0]}")]:
             module = name.removesuffix(sources[0])
+            if lost := [module + source for source in sources if module + source not in stored]:
+                raise StartupError(f"the checkpoint lacks {lost[0]}; download it again")
             entries[module + target] = CombinedEntry(tuple(stored[module + source] for source in sources), how)
     if model_type.startswith(("qwen3_next", "qwen3_5")):
         entries = {name: _without_one(name, entry) for name, entry in entries.items()}
