@@ -157,22 +157,29 @@ class _Family:
     reads_mlp_bias: bool = False
     reads_multipliers: bool = False
     windows: Literal["none", "all", "late", "listed"] = "none"
+    window_tokens: int = 0
+    window_switch: bool = False  # windows count only where use_sliding_window says so
     nope_interval: int = 0
     kv_head_count: int = 0  # 0: as many as query heads
 
 
 _FAMILIES: Mapping[str, _Family] = {
     "llama": _Family(context_tokens=2048, reads_mlp_bias=True),
-    "mistral": _Family(context_tokens=131_072, qkv_bias=False, windows="all", kv_head_count=8),
-    "ministral": _Family(context_tokens=131_072, qkv_bias=False, windows="listed", kv_head_count=8),
-    "qwen2": _Family(context_tokens=32_768, qkv_bias=True, windows="late", kv_head_count=32),
-    "qwen3": _Family(context_tokens=32_768, qk_norm=True, windows="late", kv_head_count=32),
+    "mistral": _Family(context_tokens=131_072, qkv_bias=False, windows="all", window_tokens=4096, kv_head_count=8),
+    "ministral": _Family(context_tokens=131_072, qkv_bias=False, windows="listed", window_tokens=4096, kv_head_count=8),
+    "qwen2": _Family(
+        context_tokens=32_768, qkv_bias=True, windows="late", window_tokens=4096, window_switch=True, kv_head_count=32
+    ),
+    "qwen3": _Family(
+        context_tokens=32_768, qk_norm=True, windows="late", window_tokens=4096, window_switch=True, kv_head_count=32
+    ),
     "smollm3": _Family(
         context_tokens=32_768,
         theta=2_000_000.0,
         tied=True,
         reads_mlp_bias=True,
         windows="listed",
+        window_switch=True,
         nope_interval=4,
         kv_head_count=4,
     ),
@@ -249,13 +256,11 @@ def _rope_layers(config: Mapping[str, Any], family: _Family, layer_count: int) -
 def _windows(config: Mapping[str, Any], family: _Family, rope_layers: tuple[bool, ...]) -> tuple[int, ...]:
     """Attention window of each layer in tokens; 0 is unlimited."""
     layer_count = len(rope_layers)
-    optional = family.windows == "late" or bool(family.nope_interval)  # these families have a separate switch
-    window = int(config.get("sliding_window", 4096 if family.windows in ("all", "late") else 0) or 0)
-    if family.windows == "none" or not window or (optional and not config.get("use_sliding_window", False)):
+    window = int(config.get("sliding_window", family.window_tokens) or 0)
+    switched_off = family.window_switch and not config.get("use_sliding_window", False)
+    if family.windows == "none" or not window or switched_off:
         return (0,) * layer_count
-    if family.windows == "all":
-        return (window,) * layer_count
-    listed = config.get("layer_types")
+    listed = None if family.windows == "all" else config.get("layer_types")
     if listed is not None:
         return tuple(window if kind == "sliding_attention" else 0 for kind in listed[:layer_count])
     if family.windows == "late":
