@@ -1,4 +1,4 @@
-"""Prompt lookup: proposes what followed the last time a row's newest tokens occurred (Saxena 2023, "Prompt Lookup Decoding").
+"""Prompt lookup: what followed a row's newest tokens the last time is proposed again (Saxena 2023, Prompt Lookup Decoding).
 
 No model is needed, and the verification decides what is kept, so the answer is the same as without. Two things keep the cost
 down: each row adapts the length of its proposals to what was accepted lately and pauses when nothing is, and the engine
