@@ -117,6 +117,10 @@ def _go(way: Way, logits: torch.Tensor, group: Group, batch: Batch, luck: _Luck)
         return _mirostat_1(logits, group.columns, _limits(group, batch, logits.device), luck, truncate.WIDE_TOKENS)
     if way is Way.MIROSTAT_2:
         return _mirostat_2(logits, group.columns, _limits(group, batch, logits.device), luck)
+    if way is Way.WIDE:
+        return _ranked(logits, group.columns, group.uses, luck, None, truncate.WIDE_TOKENS)
+    if way is Way.SORTED:
+        return _ranked(logits, group.columns, group.uses, luck, None, logits.shape[1])
     log_total = rowwise.log_total(logits) if way is Way.OPEN and group.uses.top_p else None
     return _ranked(logits, group.columns, group.uses, luck, log_total, truncate.NARROW_TOKENS)
 
@@ -124,7 +128,11 @@ def _go(way: Way, logits: torch.Tensor, group: Group, batch: Batch, luck: _Luck)
 def _ranked(
     logits: torch.Tensor, columns: Columns, uses: Uses, luck: _Luck, log_total: torch.Tensor | None, window: int
 ) -> _Outcome:
-    """Top-k and top-p on the ``window`` best tokens; rows that keep more of them are done again on a larger window."""
+    """Top-k and top-p on the ``window`` best tokens; rows that keep more of them are done again on a larger window.
+
+    Args:
+        log_total: of the rows whose ``top_k`` is the whole vocabulary, [rows, 1]. Any other ``top_k`` fits the window.
+    """
     vocab_size = logits.shape[1]
     window = min(window, vocab_size)
     ranked, ids = rowwise.best_tokens(logits, window)

@@ -16,7 +16,7 @@ import torch
 from mlxcel.core.sampling import SamplingParams
 from mlxcel.runners.generate.sampler.randomness import U64Array
 from mlxcel.runners.generate.sampler.row import Row
-from mlxcel.runners.generate.sampler.truncate import NARROW_TOKENS
+from mlxcel.runners.generate.sampler.truncate import NARROW_TOKENS, WIDE_TOKENS
 
 Index = torch.Tensor | slice
 
@@ -25,8 +25,10 @@ class Way(Enum):
     """How a row's token is chosen. A function of the row's own settings, so that neighbours cannot change its draws."""
 
     GREEDY = auto()
-    NARROW = auto()  # top-k bounds the survivors by the narrow window
-    OPEN = auto()  # top-k or top-p leave so many of the best tokens as the distribution says
+    NARROW = auto()  # top-k bounds the survivors by the narrow window of best tokens,
+    WIDE = auto()  # by the wide one,
+    SORTED = auto()  # or by more
+    OPEN = auto()  # top-p without top-k: the distribution says how many of the best tokens survive
     FLAT = auto()  # only thresholds: no order is needed
     MIROSTAT_1 = auto()
     MIROSTAT_2 = auto()
@@ -133,7 +135,7 @@ class Batch:
             return _group(places, rows, columns, device) if places else None
 
         def truncated(way: Way) -> bool:
-            return way in (Way.NARROW, Way.OPEN, Way.FLAT)
+            return way not in (Way.GREEDY, Way.MIROSTAT_1, Way.MIROSTAT_2)
 
         def by_way(wanted: Way) -> Group | None:
             return group(lambda _, way: way is wanted)
@@ -167,9 +169,9 @@ def _way(params: SamplingParams, vocab_size: int) -> Way:
     kept = _kept_tokens(params, vocab_size)
     if kept <= NARROW_TOKENS:
         return Way.NARROW
-    if kept == vocab_size and params.top_p >= 1.0 and params.min_keep <= 1:
-        return Way.FLAT
-    return Way.OPEN
+    if kept < vocab_size:
+        return Way.WIDE if kept <= WIDE_TOKENS else Way.SORTED
+    return Way.FLAT if params.top_p >= 1.0 and params.min_keep <= 1 else Way.OPEN
 
 
 def _kept_tokens(params: SamplingParams, vocab_size: int) -> int:

@@ -83,8 +83,8 @@ def top_k_and_p(
     Args:
         ranked: the best tokens of each row.
         top_p: None when no row uses it.
-        log_total: log of the sum of exponentials of the whole row, [rows, 1], for rows whose ``top_k`` reaches beyond the
-            window; None when no row's does.
+        log_total: log of the sum of exponentials of the whole row, [rows, 1], for rows whose ``top_k`` is the whole row;
+            any other ``top_k`` must fit ``ranked``. None when every one does.
     """
     width = ranked.shape[1]
     rank = torch.arange(width, device=ranked.device)
