@@ -149,18 +149,10 @@ def open_source(config: ServerConfig) -> Source:
     Raises:
         StartupError: one line that says what is wrong with the model argument or the checkpoint.
     """
-    from mlxcel.runners.weights import locate, open_checkpoint
+    from mlxcel.runners.weights import open_checkpoint
 
+    path = find_model(config)
     wanted = config.model.hf_repo or config.model.model
-    if not wanted:
-        raise StartupError("no model was named; start with -m PATH, -m owner/name or -m smollm2-135m")
-    path = locate(
-        wanted,
-        offline=config.model.offline,
-        revision=config.model.revision,
-        token=config.model.hf_token or None,
-        store_root=Path(config.model.store_root) if config.model.store_root else None,
-    )
     checkpoint = open_checkpoint(path)
     names = tuple(sorted(name.strip() for name in config.model.alias.split(",") if name.strip()))
     name = names[0] if names else _display_name(wanted, path)
@@ -173,6 +165,26 @@ def open_source(config: ServerConfig) -> Source:
         window_tokens=_window_tokens(checkpoint, options),
         generation_config=checkpoint.generation_config,
         build=lambda: _build(checkpoint, options),
+    )
+
+
+def find_model(config: ServerConfig) -> Path:
+    """The checkpoint that the options name, downloaded if need be.
+
+    Raises:
+        StartupError: no model was named, or it cannot be had.
+    """
+    from mlxcel.runners.hub import locate
+
+    wanted = config.model.hf_repo or config.model.model
+    if not wanted:
+        raise StartupError("no model was named; start with -m PATH, -m owner/name or -m smollm2-135m")
+    return locate(
+        wanted,
+        offline=config.model.offline,
+        revision=config.model.revision,
+        token=config.model.hf_token or None,
+        store_root=Path(config.model.store_root) if config.model.store_root else None,
     )
 
 

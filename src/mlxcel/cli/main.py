@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -12,11 +13,11 @@ from mlxcel.core.errors import StartupError
 Command = Callable[[Sequence[str]], int]
 
 
-def _lazily(module: str) -> Command:
+def _lazily(module: str, function: str = "run") -> Command:
     """A command whose module is only imported when it runs, so that ``--help`` stays quick."""
 
     def run(arguments: Sequence[str]) -> int:
-        command: Command = importlib.import_module(module).run
+        command: Command = getattr(importlib.import_module(module), function)
         return command(arguments)
 
     return run
@@ -24,6 +25,13 @@ def _lazily(module: str) -> Command:
 
 COMMANDS: dict[str, tuple[Command, str]] = {
     "serve": (_lazily("mlxcel.cli.serve"), "serve a model over HTTP (the same as mlxcel-server)"),
+    "generate": (_lazily("mlxcel.cli.generate"), "answer a prompt, or talk, in the terminal"),
+    "chat": (_lazily("mlxcel.cli.generate", "run_chat"), "talk to a model in the terminal"),
+    "list": (_lazily("mlxcel.cli.store", "run_list"), "list the downloaded models"),
+    "download": (_lazily("mlxcel.cli.store", "run_download"), "download a model"),
+    "rm": (_lazily("mlxcel.cli.store", "run_rm"), "delete a downloaded model"),
+    "inspect": (_lazily("mlxcel.cli.inspect"), "show how a model would be served, and the memory it takes"),
+    "arch": (_lazily("mlxcel.cli.inspect", "run_arch"), "list the model types that can be served"),
     "bench": (_lazily("mlxcel.cli.bench.command"), "measure a server"),
     "docs": (_lazily("mlxcel.cli.docs"), "write the generated reference pages"),
 }
@@ -60,6 +68,9 @@ def _guarded(command: Command, arguments: Sequence[str]) -> int:
         return _fail(error.message)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader of a pipe (head, less) has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _fail(message: str) -> int:

@@ -1,0 +1,103 @@
+"""``mlxcel list``, ``rm`` and ``download``: the models kept on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlxcel.core.errors import StartupError
+
+
+def run_list(arguments: Sequence[str]) -> int:
+    """Print the downloaded models."""
+    from mlxcel.runners.hub.store import list_models
+
+    parser = _parser("list", "List the downloaded models.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print names only")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print paths too")
+    options = parser.parse_args(list(arguments))
+    models = list_models(_root(options))
+    if options.json:
+        print(json.dumps([model.as_json() for model in models], indent=2))
+        return 0
+    for model in models:
+        if options.quiet:
+            print(model.repo_id)
+        else:
+            where = f"  {model.path}" if options.verbose else ""
+            print(f"{model.repo_id:<48} {human_bytes(model.size_bytes):>10}  {model.modified:%Y-%m-%d}{where}")
+    return 0
+
+
+def run_rm(arguments: Sequence[str]) -> int:
+    """Delete a downloaded model."""
+    from mlxcel.runners.hub.store import remove_model
+
+    parser = _parser("rm", "Delete a downloaded model.")
+    parser.add_argument("repo", help="owner/name")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    options = parser.parse_args(list(arguments))
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise StartupError("rm needs --yes when there is no terminal to ask on")
+        if input(f"Delete {options.repo}? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+    print(f"freed {human_bytes(remove_model(_root(options), options.repo))}")
+    return 0
+
+
+def run_download(arguments: Sequence[str]) -> int:
+    """Download a model without serving it."""
+    from mlxcel.runners.hub.locate import locate
+    from mlxcel.runners.hub.store import remove_model
+
+    parser = _parser("download", "Download a model.")
+    parser.add_argument("repo", help="owner/name")
+    parser.add_argument("--local-dir", type=Path, metavar="DIR", help="copy the files here")
+    parser.add_argument("--revision", help="branch, tag or commit")
+    parser.add_argument("--token", help="hub access token (default: HF_TOKEN)")
+    parser.add_argument("--force", action="store_true", help="download again even if it is there")
+    options = parser.parse_args(list(arguments))
+    root = _root(options)
+    if options.force:
+        try:
+            remove_model(root, options.repo)
+        except StartupError:
+            print("nothing to replace", file=sys.stderr)
+    path = locate(options.repo, revision=options.revision, token=options.token, store_root=root)
+    if options.local_dir is not None:
+        if path.is_dir():
+            shutil.copytree(path, options.local_dir, dirs_exist_ok=True)
+        else:
+            options.local_dir.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, options.local_dir)
+        path = options.local_dir
+    print(path)
+    return 0
+
+
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"mlxcel {command}", description=description)
+    parser.add_argument("--models-dir", type=Path, metavar="DIR", help="the store (default: ~/.cache/mlxcel/models)")
+    return parser
+
+
+def _root(options: argparse.Namespace) -> Path:
+    from mlxcel.runners.hub.store import default_root
+
+    root: Path = options.models_dir or default_root()
+    return root
+
+
+def human_bytes(size_bytes: float) -> str:
+    """``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"
