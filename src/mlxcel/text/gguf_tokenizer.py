@@ -14,11 +14,18 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from mlxcel.core.errors import StartupError
 from mlxcel.text.gguf_metadata import read_gguf_metadata
 from mlxcel.text.gguf_pretokenizers import pre_tokenizer_rules
-from mlxcel.text.sentencepiece_merges import merges_by_score
+from mlxcel.text.sentencepiece_backend import (
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    SentencePieceVocabulary,
+    bpe_backend,
+    unigram_backend,
+)
 from mlxcel.text.tokenizer_parts import FimRole, PieceEncoding, TokenizerParts, looks_like_marker
 
 _PREFIX = "tokenizer.ggml."
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
 # GGUF files name one end token; chat models end their turns with others, known by spelling.
 _TURN_ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
@@ -75,7 +82,7 @@ class _Vocabulary:
         for index, token in enumerate(self.tokens):
             self.ids.setdefault(token or f"[EMPTY_{index}]", index)
         types = self._numbers("token_type")
-        self.types: Sequence[int] = types.tolist() if types is not None else [1] * len(self.tokens)
+        self.types: Sequence[int] = types.tolist() if types is not None else [NORMAL] * len(self.tokens)
         self.warnings: list[str] = []
 
     def text(self, name: str) -> str | None:
@@ -159,9 +166,9 @@ def _finish(
     """Add control and user-defined tokens, and collect the ids that every kind has."""
     types = vocabulary.types
     turn_ends = {vocabulary.ids[text] for text in _TURN_ENDS if text in vocabulary.ids}
-    special = {index for index, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)}
+    special = {index for index, kind in enumerate(types) if kind in (CONTROL, UNKNOWN)}
     special |= {index for index in turn_ends if looks_like_marker(vocabulary.tokens[index])}
-    defined = {index for index, kind in enumerate(types) if kind == _USER_DEFINED} - special
+    defined = {index for index, kind in enumerate(types) if kind == USER_DEFINED} - special
     backend.add_special_tokens([_added(vocabulary, index, special=True) for index in sorted(special)])
     backend.add_tokens([_added(vocabulary, index, special=False) for index in sorted(defined)])
     template, named = vocabulary.chat_templates()
@@ -242,24 +249,14 @@ def _byte_level_bpe(vocabulary: _Vocabulary) -> TokenizerParts:
 
 def _sentencepiece_bpe(vocabulary: _Vocabulary) -> TokenizerParts:
     """SentencePiece BPE with byte fallback (Llama 2, Mistral, Phi-3, Gemma 1 to 3)."""
-    scores = vocabulary.scores()
-    normal = [token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=False) if kind == 1]
-    score_of = {token: scores[vocabulary.ids[token]] for token in normal}
     unk_id = vocabulary.token_id("unknown_token_id", 0)
-    model = models.BPE(
-        vocab=vocabulary.ids,
-        merges=merges_by_score(normal, vocabulary.ids, score_of),
-        unk_token=None if unk_id is None else vocabulary.tokens[unk_id],
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    backend = tokenizers.Tokenizer(model)
     adds_space = vocabulary.flag("add_space_prefix", True)
-    steps: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if adds_space else []
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    pieces = SentencePieceVocabulary(
+        vocabulary.tokens, vocabulary.scores(), vocabulary.types, unk_id, adds_space="each" if adds_space else "no"
+    )
     return _finish(
         vocabulary,
-        backend,
+        bpe_backend(pieces),
         "sentencepiece",
         bos_id=vocabulary.token_id("bos_token_id", 1),
         eos_id=vocabulary.token_id("eos_token_id", 2),
@@ -270,11 +267,37 @@ def _sentencepiece_bpe(vocabulary: _Vocabulary) -> TokenizerParts:
     )
 
 
+def _unigram(vocabulary: _Vocabulary) -> TokenizerParts:
+    """SentencePiece Unigram (T5, XLM-RoBERTa)."""
+    unk_id = vocabulary.token_id("unknown_token_id", 2)
+    adds_space = vocabulary.flag("add_space_prefix", True)
+    pieces = SentencePieceVocabulary(
+        vocabulary.tokens,
+        vocabulary.scores(),
+        vocabulary.types,
+        unk_id,
+        charsmap=vocabulary.charsmap(),
+        adds_space="each" if adds_space else "no",
+        removes_extra_space=vocabulary.flag("remove_extra_whitespaces", False),
+    )
+    return _finish(
+        vocabulary,
+        unigram_backend(pieces),
+        "sentencepiece",
+        bos_id=vocabulary.token_id("bos_token_id"),
+        eos_id=vocabulary.token_id("eos_token_id", 1),
+        add_bos=vocabulary.flag("add_bos_token", False),
+        add_eos=vocabulary.flag("add_eos_token", True),
+        unk_id=unk_id,
+        strips_first_space=adds_space,
+    )
+
+
 def _wordpiece(vocabulary: _Vocabulary) -> TokenizerParts:
     """BERT WordPiece. GGUF marks the start of a word (▁); the model marks continuations (##)."""
     unk_id = vocabulary.token_id("unknown_token_id", 100)
     vocabulary.tokens = [
-        token if kind in (_CONTROL, _UNKNOWN) else token[1:] if token.startswith("▁") else "##" + token
+        token if kind in (CONTROL, UNKNOWN) else token[1:] if token.startswith("▁") else "##" + token
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=False)
     ]
     vocabulary.ids = {}
@@ -300,32 +323,4 @@ def _wordpiece(vocabulary: _Vocabulary) -> TokenizerParts:
         add_eos=True,
         unk_id=unk_id,
         strips_first_space=True,
-    )
-
-
-def _unigram(vocabulary: _Vocabulary) -> TokenizerParts:
-    """SentencePiece Unigram (T5, XLM-RoBERTa)."""
-    unk_id = vocabulary.token_id("unknown_token_id", 2)
-    backend = tokenizers.Tokenizer(
-        models.Unigram(list(zip(vocabulary.tokens, vocabulary.scores(), strict=False)), unk_id=unk_id, byte_fallback=False)
-    )
-    charsmap = vocabulary.charsmap()
-    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
-    if vocabulary.flag("remove_extra_whitespaces", False):
-        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
-    backend.normalizer = normalizers.Sequence(steps)
-    adds_space = vocabulary.flag("add_space_prefix", True)
-    scheme = "always" if adds_space else "never"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    return _finish(
-        vocabulary,
-        backend,
-        "sentencepiece",
-        bos_id=vocabulary.token_id("bos_token_id"),
-        eos_id=vocabulary.token_id("eos_token_id", 1),
-        add_bos=vocabulary.flag("add_bos_token", False),
-        add_eos=vocabulary.flag("add_eos_token", True),
-        unk_id=unk_id,
-        strips_first_space=adds_space,
     )

@@ -1,13 +1,10 @@
 """Tokenizers of Hugging Face model folders.
 
-``tokenizer.json`` is taken as it is. Without one, a SentencePiece ``tokenizer.model``, a tiktoken vocabulary or a
-``vocab.json`` with ``merges.txt`` is converted. The small JSON files beside them supply special tokens, turn ends and
-chat templates.
+The vocabulary file holds the tokens; the small JSON files beside it supply special tokens, turn ends and chat templates.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +13,10 @@ import orjson
 import tokenizers
 
 from mlxcel.core.errors import StartupError
-from mlxcel.text.tokenizer_parts import PieceEncoding, TokenizerParts
+from mlxcel.text.tokenizer_files import VocabularyFile, load_vocabulary_file
+from mlxcel.text.tokenizer_parts import TokenizerParts
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_MAX_JSON_BYTES = 256 * 1024 * 1024
 
 
 def load_folder_tokenizer(folder: Path) -> TokenizerParts:
@@ -29,20 +26,22 @@ def load_folder_tokenizer(folder: Path) -> TokenizerParts:
         StartupError: no known tokenizer file is there, or one is damaged.
     """
     config = _read_json(folder / "tokenizer_config.json")
-    backend, pipeline, digest = _load_backend(folder, config)
+    file = load_vocabulary_file(folder, config)
+    backend = file.backend
     _add_declared_tokens(backend, config)
     named = _named_special_tokens(folder, config)
-    decoder, model = pipeline.get("decoder") or {}, pipeline.get("model") or {}
-    piece_encoding = _piece_encoding(decoder, model)
-    prefix_ids, suffix_ids = _surrounding_ids(backend, config, named)
+    for name, text in (("bos_token", file.bos), ("eos_token", file.eos), ("pad_token", file.pad)):
+        if text is not None:
+            named.setdefault(name, text)
+    _mark_special(backend, named)
+    prefix_ids, suffix_ids = _surrounding_ids(file, config, named)
     default_template, templates = _chat_templates(folder, config)
-    bos = named.get("bos_token") or named.get("cls_token")
     return TokenizerParts(
         backend=backend,
-        piece_encoding=piece_encoding,
-        source_digest=digest,
+        piece_encoding=file.piece_encoding,
+        source_digest=file.digest,
         special_ids=frozenset(index for index, token in backend.get_added_tokens_decoder().items() if token.special),
-        bos_id=_id_of(backend, bos),
+        bos_id=_id_of(backend, named.get("bos_token") or named.get("cls_token")),
         eos_ids=_end_ids(folder, backend, named),
         pad_id=_id_of(backend, named.get("pad_token")),
         prefix_ids=prefix_ids,
@@ -50,28 +49,9 @@ def load_folder_tokenizer(folder: Path) -> TokenizerParts:
         special_tokens=named,
         chat_template=default_template,
         named_templates=templates,
-        strips_first_space=_strips_first_space(decoder),
-        constrainable=model.get("type") == "BPE" and piece_encoding in ("byte_level", "sentencepiece"),
+        strips_first_space=file.strips_first_space,
+        constrainable=file.constrainable,
     )
-
-
-def _load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Mapping[str, Any], str]:
-    """The tokenizer, its pipeline description (``decoder``, ``model`` type) and a digest of its source."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise StartupError(
-            f"no tokenizer was found in {folder.name}: expected tokenizer.json, tokenizer.model, a .tiktoken file, "
-            "or vocab.json with merges.txt"
-        )
-    raw = path.read_bytes()
-    if len(raw) > _MAX_JSON_BYTES:
-        raise StartupError("tokenizer.json is too large to be a tokenizer")
-    try:
-        document = orjson.loads(raw)
-        backend = tokenizers.Tokenizer.from_buffer(raw)
-    except Exception as error:  # the Rust loader raises bare Exception
-        raise StartupError("tokenizer.json is damaged or of an unsupported kind") from error
-    return backend, document, hashlib.sha256(raw).hexdigest()
 
 
 def _add_declared_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
@@ -123,26 +103,37 @@ def _id_of(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
     return backend.token_to_id(text) if text else None
 
 
+def _mark_special(backend: tokenizers.Tokenizer, named: Mapping[str, str]) -> None:
+    """Named special tokens are control tokens even where the vocabulary file does not say so."""
+    tokens = [named[name] for name in _NAMED_TOKENS if name in named and backend.token_to_id(named[name]) is not None]
+    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(token, special=True, normalized=False) for token in tokens if token not in added]
+    )
+
+
 def _surrounding_ids(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]
+    file: VocabularyFile, config: Mapping[str, Any], named: Mapping[str, str]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the post-processor puts before and after a text; the explicit ``add_*_token`` switches override it."""
+    """What goes before and after a text: the post-processor's tokens, overridden by explicit ``add_*_token`` switches."""
+    backend = file.backend
     encoding = backend.encode("a", add_special_tokens=True)
-    mask = encoding.special_tokens_mask
-    inner = [index for index, special in enumerate(mask) if not special]
+    inner = [index for index, special in enumerate(encoding.special_tokens_mask) if not special]
     first, last = (inner[0], inner[-1] + 1) if inner else (0, 0)
     prefix, suffix = tuple(encoding.ids[:first]), tuple(encoding.ids[last:])
     bos_id, eos_id = _id_of(backend, named.get("bos_token")), _id_of(backend, named.get("eos_token"))
-    wants_bos, wants_eos = config.get("add_bos_token"), config.get("add_eos_token")
-    if wants_bos is True and not prefix and bos_id is not None:
-        prefix = (bos_id,)
-    elif wants_bos is False and prefix == (bos_id,):
-        prefix = ()
-    if wants_eos is True and not suffix and eos_id is not None:
-        suffix = (eos_id,)
-    elif wants_eos is False and suffix == (eos_id,):
-        suffix = ()
-    return prefix, suffix
+    return (
+        _switched(prefix, bos_id, config.get("add_bos_token"), file.adds_bos),
+        _switched(suffix, eos_id, config.get("add_eos_token"), file.adds_eos),
+    )
+
+
+def _switched(ids: tuple[int, ...], token_id: int | None, wanted: object, default: bool) -> tuple[int, ...]:
+    if token_id is None:
+        return ids
+    if not ids:
+        return (token_id,) if wanted is True or (wanted is None and default) else ()
+    return () if wanted is False and ids == (token_id,) else ids
 
 
 def _end_ids(folder: Path, backend: tokenizers.Tokenizer, named: Mapping[str, str]) -> frozenset[int]:
@@ -182,30 +173,6 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None
     if single.is_file():
         named["default"] = single.read_text(encoding="utf-8")
     return named.pop("default", None), named
-
-
-def _piece_encoding(decoder: Mapping[str, Any], model: Mapping[str, Any]) -> PieceEncoding:
-    kinds = _decoder_kinds(decoder)
-    if "ByteLevel" in kinds:
-        return "byte_level"
-    if kinds & {"ByteFallback", "Metaspace"} or model.get("byte_fallback"):
-        return "sentencepiece"
-    return "wordpiece" if "WordPiece" in kinds else "plain"
-
-
-def _decoder_kinds(decoder: Mapping[str, Any]) -> set[str]:
-    return {str(step.get("type")) for step in decoder.get("decoders", [decoder])}
-
-
-def _strips_first_space(decoder: Mapping[str, Any]) -> bool:
-    for step in decoder.get("decoders", [decoder]):
-        if step.get("type") == "Strip" and step.get("content") == " " and step.get("start", 0) > 0:
-            return True
-        if step.get("type") == "Metaspace":
-            return bool(step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True))
-        if step.get("type") == "WordPiece":
-            return True
-    return False
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -16,21 +16,12 @@ import tokenizers
 
 from mlxcel.core.errors import StartupError
 from mlxcel.text.control_text import ControlTextScanner
-from mlxcel.text.tokenizer_parts import FIM_SPELLINGS, FimRole, TokenizerParts, looks_like_marker
+from mlxcel.text.tokenizer_parts import FIM_SPELLINGS, FimRole, TokenizerParts, byte_level_alphabet, looks_like_marker
 
 # A Unicode noncharacter: never interchanged as text. An alias is this plus one private-use character.
 _ALIAS_LEAD = "\ufdd0"
 _ALIAS_BASE = 0xF0000
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """The printable stand-ins of GPT-2 byte-level BPE: bytes that print stand for themselves, the rest start at U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    alphabet.update({chr(0x100 + offset): byte for offset, byte in enumerate(others)})
-    return alphabet
 
 
 class Tokenizer:
@@ -50,10 +41,10 @@ class Tokenizer:
         self._id_of_alias: dict[int, int] = {}
         self._install_aliases(added)
         self._scanner = ControlTextScanner(self._alias_of)
-        self._alphabet = _byte_level_alphabet()
+        self._alphabet = byte_level_alphabet()
         self._bytes_of: list[bytes | None] = [None] * self.vocab_size
         self.fim_ids: Mapping[FimRole, int] = self._find_fim_ids()
-        """Fill-in-the-middle token ids by role; roles the vocabulary lacks are absent."""
+        """Fill-in-the-middle token ids by role; empty unless prefix, suffix and middle are all there."""
         self.fingerprint = self._make_fingerprint()
         """Hex digest of everything that decides encoding, decoding and turn ends."""
 
@@ -276,7 +267,8 @@ class Tokenizer:
                 token_id = self.token_id(spelling)
                 if role not in found and token_id is not None:
                     found[role] = token_id
-        return found
+        # A lone <PAD> or <repo_name> does not make a model that fills in.
+        return found if {"prefix", "suffix", "middle"} <= found.keys() else {}
 
     def _make_fingerprint(self) -> str:
         parts = self._parts

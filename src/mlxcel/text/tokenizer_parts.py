@@ -33,6 +33,15 @@ _MARKER_SHAPE = re.compile(
 )
 
 
+def byte_level_alphabet() -> dict[str, int]:
+    """The printable stand-ins of GPT-2 byte-level BPE: bytes that print stand for themselves, the rest start at U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    alphabet.update({chr(0x100 + offset): byte for offset, byte in enumerate(others)})
+    return alphabet
+
+
 def looks_like_marker(text: str) -> bool:
     """True for spellings that steer a model rather than say something."""
     return _MARKER_SHAPE.fullmatch(text) is not None
