@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from mlxcel.config.keys import api_keys
 from mlxcel.config.option import parse_list
 from mlxcel.config.server import ServerConfig
+from mlxcel.config.stores import StoresConfig
 from mlxcel.core.errors import StartupError
 from mlxcel.core.jobs import GenerationOptions
 from mlxcel.core.ports import ModelRunner
@@ -29,13 +30,17 @@ from mlxcel.http.server import build_asgi
 from mlxcel.observe.metrics import Metrics
 from mlxcel.prefix_cache.settings import CacheSettings
 from mlxcel.services.chat import ChatService
+from mlxcel.services.compaction import CompactionService
 from mlxcel.services.completion import CompletionService
 from mlxcel.services.generation import GenerationService
 from mlxcel.services.messages import MessagesService
 from mlxcel.services.model import ChatPolicy, ServedModel
+from mlxcel.services.responses import ResponsesService
 from mlxcel.services.status import StatusService
 from mlxcel.services.tokens import TokenService
+from mlxcel.stores.lru import StoreLimits
 from mlxcel.stores.reasoning_echo import ReasoningEchoStore
+from mlxcel.stores.responses import ConversationStore, ResponseStore
 from mlxcel.text.chat_template import ChatTemplate
 from mlxcel.text.constrain import ConstraintFactory
 from mlxcel.text.reasoning import detect_reasoning
@@ -99,19 +104,22 @@ def build_app(config: ServerConfig, source: Source) -> App:
     status = StatusService(model)
     metrics = Metrics(status.gauges)
     generation = GenerationService(model, pool, metrics.observe_answer)
-    chat = ChatService(generation)
+    chat, tokens = ChatService(generation), TokenService(source.tokenizer)
     interval_s = config.network.sse_ping_interval_s
     rooms = Rooms(
         facts=facts,
         chat=chat,
+        responses=responses_service(config.stores),
+        compaction=CompactionService(chat, tokens, context_tokens),
         messages=MessagesService(chat, reasoning_echo(config)),
         completion=CompletionService(generation),
-        tokens=TokenService(source.tokenizer),
+        tokens=tokens,
         status=status,
         metrics=metrics,
         endpoints=Endpoints(
             metrics=config.endpoints.metrics, props_post=config.endpoints.props, slots=config.endpoints.slots
         ),
+        shares_cache=config.prompt_cache.share_across_keys,
         max_body_bytes=config.network.max_body_bytes,
         read_timeout_s=config.network.timeout_s,
         ping_interval_s=interval_s if interval_s > 0 else None,
@@ -123,6 +131,7 @@ def build_app(config: ServerConfig, source: Source) -> App:
         try:
             yield
         finally:
+            rooms.streams.close()
             await engine.close()
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -282,6 +291,13 @@ def runner_options(config: ServerConfig, name: str) -> RunnerOptions:
         backend=config.model.backend,  # type: ignore[arg-type]
         trust_remote_code=config.model.trust_remote_code,
     )
+
+
+def responses_service(stores: StoresConfig) -> ResponsesService:
+    """Stored responses and conversations under their caps."""
+    responses = StoreLimits(stores.responses_max_entries, stores.responses_max_bytes, stores.responses_ttl_s)
+    conversations = StoreLimits(stores.conversations_max_entries, stores.conversations_max_bytes, stores.conversations_ttl_s)
+    return ResponsesService(ResponseStore(responses), ConversationStore(conversations))
 
 
 def reasoning_echo(config: ServerConfig) -> ReasoningEchoStore:

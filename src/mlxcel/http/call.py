@@ -44,8 +44,14 @@ class Call:
             request_id=self.id,
             created_s=self.created_s,
             priority=self._priority(),
-            cache_scope=self.request.scope.get("tenant", ""),
+            cache_scope="" if self.rooms.shares_cache else self.tenant,
         )
+
+    @property
+    def tenant(self) -> str:
+        """Who sent the request, derived from the API key; empty when the server has no keys."""
+        name: str = self.request.scope.get("tenant", "")
+        return name
 
     def _priority(self) -> Priority:
         header = self.request.headers.get("x-priority")

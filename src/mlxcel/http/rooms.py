@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from mlxcel.core.events import Completed
 from mlxcel.observe.metrics import Metrics
 from mlxcel.services.chat import ChatService
+from mlxcel.services.compaction import CompactionService
 from mlxcel.services.completion import CompletionService
 from mlxcel.services.messages import MessagesService
+from mlxcel.services.responses import ResponsesService
 from mlxcel.services.status import StatusService
 from mlxcel.services.tokens import TokenService
+from mlxcel.stores.streams import StreamStore
 from mlxcel.wire.context import ServerFacts
 
 log = logging.getLogger(__name__)
@@ -34,12 +37,16 @@ class Rooms:
     Attributes:
         facts: constant data for the wire modules.
         chat: conversations.
+        responses: stored responses and conversations of the Responses surface.
+        compaction: shortens histories.
         messages: conversations of the Anthropic surface.
         completion: raw prompts.
         tokens: the tokenizer.
         status: health, slots and counters.
         metrics: what /metrics shows.
+        streams: event streams that outlive their connection.
         endpoints: which optional routes are on.
+        shares_cache: holders of different keys share cached prompts.
         max_body_bytes: largest request body.
         read_timeout_s: a body that takes longer to arrive is given up.
         ping_interval_s: silence on a stream before a keep-alive; None for none.
@@ -47,12 +54,16 @@ class Rooms:
 
     facts: ServerFacts
     chat: ChatService
+    responses: ResponsesService
+    compaction: CompactionService
     messages: MessagesService
     completion: CompletionService
     tokens: TokenService
     status: StatusService
     metrics: Metrics
+    streams: StreamStore = field(default_factory=StreamStore)
     endpoints: Endpoints = field(default_factory=Endpoints)
+    shares_cache: bool = False
     max_body_bytes: int = 64 * 2**20
     read_timeout_s: float = 3600.0
     ping_interval_s: float | None = 5.0

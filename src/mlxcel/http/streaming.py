@@ -10,6 +10,7 @@ from mlxcel.core.errors import Cancelled, MlxcelError
 from mlxcel.core.events import ChoiceEvent, Completed, OutputEvent
 from mlxcel.http.call import Call
 from mlxcel.http.endpoint import InternalFault
+from mlxcel.http.resumable import conversation_id, resumable_stream
 from mlxcel.http.sse import EventStream
 from mlxcel.wire.stream import StreamWriter
 
@@ -39,8 +40,12 @@ def stream_answer(
     Args:
         counted: a healthy end is counted in the totals of /metrics.
     """
+    frames = _frames(call, writer, events, counted)
+    conversation = conversation_id(call)
+    if conversation is not None:
+        return resumable_stream(call, conversation, frames, events.aclose, writer.keep_alive, headers)
     return EventStream(
-        _frames(call, writer, events, counted),
+        frames,
         close=events.aclose,
         keep_alive=writer.keep_alive,
         ping_interval_s=call.rooms.ping_interval_s,

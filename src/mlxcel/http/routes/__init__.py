@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxcel.http.route import Route
-from mlxcel.http.routes import chat, completions, messages, native, operations, status, tokens
+from mlxcel.http.routes import chat, completions, messages, native, operations, responses, status, streams, tokens
 
 
 def all_routes() -> tuple[Route, ...]:
@@ -11,9 +11,11 @@ def all_routes() -> tuple[Route, ...]:
     return (
         *chat.ROUTES,
         *completions.ROUTES,
+        *responses.ROUTES,
         *messages.ROUTES,
         *native.ROUTES,
         *tokens.ROUTES,
         *status.ROUTES,
         *operations.ROUTES,
+        *streams.ROUTES,
     )

@@ -28,6 +28,7 @@ async def messages(call: Call) -> Response:
 
     async def whole() -> Response:
         completed = await call.rooms.messages.answer(job)
+        call.rooms.count([completed])
         body = wire_answer.render(completed, call.context, omit_thinking=request.omits_thinking)
         return JsonResponse(body, headers=headers)
 
