@@ -128,6 +128,14 @@ class TestResponseStore:
         assert kept.get("", "fits") is not None
         assert kept.get("", "large") is None
 
+    def test_output_items_are_found_by_id_in_their_scope(self) -> None:
+        kept = ResponseStore(StoreLimits(4, 1000, 0))
+        kept.put("alice", "resp_1", StoredResponse(b"{}", (b"in", b"first", b"second"), ("rs_1", "msg_1")))
+        assert kept.output_item("alice", "rs_1") == b"first"
+        assert kept.output_item("alice", "msg_1") == b"second"
+        assert kept.output_item("alice", "in") is None
+        assert kept.output_item("bob", "msg_1") is None
+
 
 class TestConversationStore:
     def test_an_unknown_conversation_is_empty_and_scopes_do_not_meet(self) -> None:

@@ -7,6 +7,7 @@
     │   ├── InvalidRequest           a field is missing, mistyped or out of range
     │   ├── ContextOverflow          the prompt does not fit the context window
     │   ├── NotFound                 an id names nothing (any more)
+    │   │   └── StoredNotFound       the id of a stored response does
     │   ├── PayloadTooLarge          the body or an upload is over its limit
     │   ├── FeatureDisabled          an operator switched the route off
     │   ├── NoModelForRoute          no loaded model serves this route
@@ -76,6 +77,10 @@ class ContextOverflow(RequestError):
 
 class NotFound(RequestError):
     """An id or name refers to nothing, or to something that has expired."""
+
+
+class StoredNotFound(NotFound):
+    """A stored response does not exist, has expired or belongs to another key."""
 
 
 class PayloadTooLarge(RequestError):

@@ -97,6 +97,10 @@ class Answer:
             self._take(event)
         return self._ready.popleft()
 
+    def cancel(self) -> None:
+        """Ask for an early end: what was generated still comes, then ``Completed`` with the reason CANCELLED."""
+        self._stream.cancel()
+
     async def aclose(self) -> None:
         """End the generation; may be called at any time, and again."""
         self._ended = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -79,6 +79,10 @@ class LruStore(Generic[Key, Value]):
         self._total_bytes += size_bytes
         while len(self._entries) > self._limits.max_entries or self._total_bytes > self._limits.max_bytes:
             self.remove(next(iter(self._entries)))
+
+    def newest(self) -> Iterator[tuple[Key, Value]]:
+        """All entries that have not expired, the most recently used first."""
+        return ((key, entry.value) for key, entry in reversed(self._entries.items()) if not self._expired(entry))
 
     def remove(self, key: Key) -> bool:
         """Forget an entry; False when there is none. An expired entry counts as none."""

@@ -49,6 +49,14 @@ class ResponseStore:
         size_bytes = len(response.body) + sum(map(len, response.items))
         self._responses.put((scope, response_id), response, size_bytes)
 
+    def output_item(self, scope: str, item_id: str) -> bytes | None:
+        """An output item of any response of this scope; None when there is none of that id (any more)."""
+        for (owner, _), response in self._responses.newest():
+            if owner == scope and item_id in response.output_ids:
+                place = response.output_ids.index(item_id) - len(response.output_ids)
+                return response.items[place]
+        return None
+
     def remove(self, scope: str, response_id: str) -> bool:
         """Forget a response; False when there is none."""
         return self._responses.remove((scope, response_id))

@@ -10,6 +10,7 @@ _TYPES: dict[type[errors.MlxcelError], str] = {
     errors.InvalidRequest: "invalid_request_error",
     errors.ContextOverflow: "exceed_context_size_error",
     errors.NotFound: "not_found_error",
+    errors.StoredNotFound: "invalid_request_error",  # what OpenAI answers for an id that it does not know
     errors.PayloadTooLarge: "invalid_request_error",
     errors.FeatureDisabled: "feature_disabled",
     errors.NoModelForRoute: "not_implemented",
