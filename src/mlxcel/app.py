@@ -33,6 +33,7 @@ from mlxcel.services.chat import ChatService
 from mlxcel.services.compaction import CompactionService
 from mlxcel.services.completion import CompletionService
 from mlxcel.services.generation import GenerationService
+from mlxcel.services.infill import InfillService
 from mlxcel.services.messages import MessagesService
 from mlxcel.services.model import ChatPolicy, ServedModel
 from mlxcel.services.responses import ResponsesService
@@ -113,6 +114,7 @@ def build_app(config: ServerConfig, source: Source) -> App:
         compaction=CompactionService(chat, tokens, context_tokens),
         messages=MessagesService(chat, reasoning_echo(config)),
         completion=CompletionService(generation),
+        infill=InfillService(source.tokenizer, suffix_first=config.template.spm_infill),
         tokens=tokens,
         status=status,
         metrics=metrics,

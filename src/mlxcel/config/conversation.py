@@ -56,6 +56,7 @@ class TemplateConfig:
         off_env=("LLAMA_ARG_NO_PREFILL_ASSISTANT",),
         help="continue a trailing assistant message",
     )
+    spm_infill: bool = switch(False, "--spm-infill", help="put the suffix before the prefix in POST /infill")
     reasoning: str = option(
         "auto",
         "-rea",

@@ -11,6 +11,7 @@ from mlxcel.observe.metrics import Metrics
 from mlxcel.services.chat import ChatService
 from mlxcel.services.compaction import CompactionService
 from mlxcel.services.completion import CompletionService
+from mlxcel.services.infill import InfillService
 from mlxcel.services.messages import MessagesService
 from mlxcel.services.responses import ResponsesService
 from mlxcel.services.status import StatusService
@@ -41,6 +42,7 @@ class Rooms:
         compaction: shortens histories.
         messages: conversations of the Anthropic surface.
         completion: raw prompts.
+        infill: prompts of POST /infill.
         tokens: the tokenizer.
         status: health, slots and counters.
         metrics: what /metrics shows.
@@ -58,6 +60,7 @@ class Rooms:
     compaction: CompactionService
     messages: MessagesService
     completion: CompletionService
+    infill: InfillService
     tokens: TokenService
     status: StatusService
     metrics: Metrics

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from mlxcel.core.jobs import CompletionJob
 from mlxcel.http.call import Call
 from mlxcel.http.endpoint import answer_or_cancel
 from mlxcel.http.responses import JsonResponse
 from mlxcel.http.route import Route
 from mlxcel.http.streaming import stream_answer
+from mlxcel.services.infill import ExtraFile
 from mlxcel.wire.llama_server import completion as wire
+from mlxcel.wire.llama_server.fields import NativeFields, to_options
+from mlxcel.wire.llama_server.infill import InfillRequest
 from mlxcel.wire.parse import parse_body
 
 
 async def completion(call: Call) -> Response:
     """Continue a prompt, whole or as a stream of partial objects."""
     request = parse_body(wire.CompletionRequest, await call.json_bytes())
-    job = wire.to_job(request, call.context)
+    return await _continue(call, request, wire.to_job(request, call.context))
+
+
+async def infill(call: Call) -> Response:
+    """Fill the gap between a prefix and a suffix."""
+    request = parse_body(InfillRequest, await call.json_bytes())
+    extra = [ExtraFile(item.filename or "", item.text) for item in request.input_extra or ()]
+    prompt = call.rooms.infill.prompt(request.input_prefix, request.input_suffix, request.prompt or "", extra)
+    job = CompletionJob(call.context.request_id, prompt, to_options(request, call.context))
+    return await _continue(call, request, job)
+
+
+async def _continue(call: Call, request: NativeFields, job: CompletionJob) -> Response:
     service, model = call.rooms.completion, call.context.facts.model_name
     if request.stream:
         events = await service.start([job])
@@ -38,6 +54,16 @@ ROUTES = (
         "Continue a prompt (llama-server's native shape)",
         aliases=("/completions",),
         request=wire.CompletionRequest,
+        streams=True,
+        statuses=(400, 413, 415, 501, 503),
+        tag="llama-server",
+    ),
+    Route(
+        "POST",
+        "/infill",
+        infill,
+        "Fill the gap between a prefix and a suffix",
+        request=InfillRequest,
         streams=True,
         statuses=(400, 413, 415, 501, 503),
         tag="llama-server",
