@@ -284,6 +284,8 @@ def test_best_tokens_are_the_greatest_in_order(batch: tuple[torch.Tensor, np.ran
     torch.testing.assert_close(values, torch.sort(logits, descending=True).values[:, :count])
     torch.testing.assert_close(logits.gather(1, ids), values)
     assert all(len(set(row)) == count for row in ids.tolist())
+    logits[0, 0] = torch.nan
+    assert bool(rowwise.best_tokens(logits, count)[0][0, 0].isnan())
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([700, 40_000, 150_001]))

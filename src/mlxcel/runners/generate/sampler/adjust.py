@@ -19,11 +19,15 @@ class Mask:
 
     Args:
         vocab_size: columns of the logits; tokens beyond a constraint's own vocabulary are banned.
+        device: where the logits are.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._words: npt.NDArray[np.int32] = np.zeros((1, -(-vocab_size // _WORD_BITS)), dtype=np.int32)
+        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+        # What each byte of a packed mask adds to its eight logits.
+        self._penalties = torch.from_numpy(np.where(bits == 1, 0.0, -np.inf).astype(np.float32)).to(device)
 
     def apply(self, logits: torch.Tensor, constrained: Sequence[tuple[int, Constraint]]) -> dict[int, Exception]:
         """Set the logits of banned tokens to -inf.
@@ -49,13 +53,13 @@ class Mask:
                 continue
             places.append(place)
         if places:
-            banned = np.unpackbits(np.invert(self._words[: len(places)]).view(np.uint8), axis=1, bitorder="little")
-            columns = torch.from_numpy(banned[:, : self._vocab_size].view(np.bool_)).to(logits.device)
+            packed = torch.from_numpy(self._words[: len(places)].view(np.uint8)).to(logits.device)
+            penalties = torch.index_select(self._penalties, 0, packed.int().view(-1))
+            penalties = penalties.view(len(places), -1)[:, : self._vocab_size]
             if len(places) == len(logits):
-                logits.masked_fill_(columns, -torch.inf)
+                logits += penalties
             else:
-                index = torch.tensor(places, device=logits.device)
-                logits[index] = logits[index].masked_fill_(columns, -torch.inf)
+                logits[torch.tensor(places, device=logits.device)] += penalties
         return errors
 
 

@@ -136,12 +136,12 @@ def _ranked(
     vocab_size = logits.shape[1]
     window = min(window, vocab_size)
     ranked, ids = rowwise.best_tokens(logits, window)
-    numbers = ranked[:, :1].isfinite()
+    finite = ranked[:, :1].isfinite()
     top_p = columns.top_p if uses.top_p else None
     truncate.top_k_and_p(ranked, columns.top_k, top_p, columns.min_keep, log_total)
     if uses.min_p:
         truncate.min_p(ranked, columns.log_min_p, columns.min_keep if uses.min_keep else None)
-    goes_on = numbers & (columns.top_k > window) & (ranked[:, -1:] > -torch.inf)
+    goes_on = finite & (columns.top_k > window) & (ranked[:, -1:] > -torch.inf)
     column, found = _finish(ranked, columns, uses, luck, ids)
     chosen = ids.gather(1, column[:, None]).squeeze(1)
     again = goes_on.squeeze(1).nonzero().squeeze(1)
@@ -209,7 +209,7 @@ def _mirostat_1(logits: torch.Tensor, columns: Columns, mu: torch.Tensor, luck: 
     share = probabilities.gather(1, place[:, None])
     limits = mirostat.next_limit(mu, columns.mirostat_tau, columns.mirostat_eta, share).squeeze(1)
     chosen = ids.gather(1, place[:, None]).squeeze(1)
-    found &= logits.amax(-1).isfinite()
+    found &= ranked[:, 0].isfinite()
     again = (kept > window).squeeze(1).nonzero().squeeze(1)
     if len(again):
         whole = _mirostat_1(logits[again], columns.pick(again), mu[again], luck.pick(again), vocab_size)

@@ -45,7 +45,7 @@ def log_total(logits: torch.Tensor) -> torch.Tensor:
 
 
 def best_tokens(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``count`` greatest values of each row in descending order, and their columns; both [rows, count]."""
+    """The ``count`` greatest values of each row in descending order, NaN first, and their columns; both [rows, count]."""
     if count <= _SMALL_COUNT or x.device.type != "cpu":
         best = torch.topk(x, count)
         return best.values, best.indices
@@ -55,10 +55,11 @@ def best_tokens(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor
 
 def _best_columns(x: npt.NDArray[np.float32], count: int) -> torch.Tensor:
     if count == x.shape[1]:
-        return torch.from_numpy(np.argsort(-x, axis=1))
-    some = np.argpartition(-x, count, axis=1)[:, :count]
-    order = np.argsort(-np.take_along_axis(x, some, axis=1), axis=1)
-    return torch.from_numpy(np.take_along_axis(some, order, axis=1))
+        ascending = np.argsort(x, axis=1)
+    else:
+        some = np.argpartition(x, -count, axis=1)[:, -count:]
+        ascending = np.take_along_axis(some, np.argsort(np.take_along_axis(x, some, axis=1), axis=1), axis=1)
+    return torch.from_numpy(ascending[:, ::-1].copy())
 
 
 def _twice_if_single(x: torch.Tensor) -> torch.Tensor:

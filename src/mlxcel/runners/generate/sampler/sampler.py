@@ -46,7 +46,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._rows: dict[int, Row] = {}
-        self._mask = adjust.Mask(vocab_size)
+        self._mask = adjust.Mask(vocab_size, self._device)
         self._batch: Batch | None = None
 
     def open(self, row: RowSpec) -> None:
