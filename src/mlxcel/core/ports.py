@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from mlxcel.core.events import EngineEvent
@@ -89,6 +89,20 @@ class ModelRunner(Protocol):
 
     def shutdown(self) -> None:
         """Free the weights and the caches. No call follows."""
+
+
+@runtime_checkable
+class BlockTransfer(Protocol):
+    """An optional part of a "paged" model runner: KV blocks as bytes, for a cache outside the pool. Owner thread only.
+
+    The bytes are good for runners with the same ``ModelInfo.fingerprint`` and ``block_tokens`` only.
+    """
+
+    def export_block(self, block: int) -> bytes:
+        """Keys and values of all layers of one full block."""
+
+    def import_block(self, block: int, data: bytes) -> None:
+        """Fill a block. Raises ValueError, and changes nothing, when ``data`` does not have the right size."""
 
 
 class Runner(Protocol):
