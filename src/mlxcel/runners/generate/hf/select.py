@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
+from mlxcel.core.errors import StartupError
 from mlxcel.core.ports import ModelInfo, ModelRunner
 from mlxcel.runners.generate.choice import RunnerChoice
 from mlxcel.runners.generate.hf.loading import load_config, load_model, settle_rope
@@ -33,13 +34,16 @@ def build_transformers_runner(
         why: why no native decoder serves it.
 
     Raises:
-        StartupError: transformers cannot load it.
+        StartupError: transformers cannot load or run it.
     """
     config = load_config(checkpoint, options)
     context_tokens = window_tokens(options, declared_window_tokens(config.to_dict()))
     settle_rope(config, context_tokens)
     model = load_model(checkpoint, config, options, dtype, device)
-    reference = Reference.of(model)
+    try:
+        reference = Reference.of(model)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
+        raise StartupError(f"transformers' forward pass of {config.model_type} fails with this config: {error}") from error
     own_implementation = model.config._attn_implementation
     try:
         decoder = HfDecoder(model, lambda bytes_per_token: pool_block_count(options, context_tokens, bytes_per_token))
