@@ -15,6 +15,12 @@ from mlxcel.testing.app import LiveServer
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    """Asynchronous tests run on asyncio, as the server does."""
+    return "asyncio"
+
+
+@pytest.fixture
 def live() -> Iterator[Callable[..., LiveServer]]:
     """Start servers on loopback ports; they are stopped at the end of the test."""
     with ExitStack() as stack:
