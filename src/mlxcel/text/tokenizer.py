@@ -21,6 +21,7 @@ from mlxcel.text.tokenizer_parts import FIM_SPELLINGS, FimRole, TokenizerParts, 
 # A Unicode noncharacter: never interchanged as text. An alias is this plus one private-use character.
 _ALIAS_LEAD = "\ufdd0"
 _ALIAS_BASE = 0xF0000
+_HOLE = _ALIAS_LEAD + "hole "  # fills an id that names nothing
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -123,7 +124,8 @@ class Tokenizer:
         """The vocabulary's own spelling of a token (``Ġthe``, ``▁the``); empty for ids that name nothing."""
         if not 0 <= token_id < self.vocab_size:
             return ""
-        return self._backend.id_to_token(token_id) or ""
+        found = self._backend.id_to_token(token_id) or ""
+        return "" if found.startswith(_HOLE) else found
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes a token stands for, which need not be whole UTF-8; empty for ids that name nothing."""
@@ -217,9 +219,7 @@ class Tokenizer:
         added = self._added_text.get(token_id)
         if added is not None:
             return added.encode("utf-8", "replace")
-        piece = self._backend.id_to_token(token_id)
-        if piece is None:
-            return b""
+        piece = self.piece(token_id)
         encoding = self._parts.piece_encoding
         if encoding == "byte_level":
             try:
@@ -247,7 +247,7 @@ class Tokenizer:
         self._backend.encode_special_tokens = True
         count = self._backend.get_vocab_size(with_added_tokens=True)
         # New ids follow the *count*; a vocabulary with holes must first be filled up to its largest id.
-        self._backend.add_tokens([f"{_ALIAS_LEAD}hole {number}" for number in range(self.vocab_size - count)])
+        self._backend.add_tokens([f"{_HOLE}{number}" for number in range(self.vocab_size - count)])
         aliases = []
         for index, token in enumerate(controls.values()):
             alias = _ALIAS_LEAD + chr(_ALIAS_BASE + index)
@@ -279,9 +279,8 @@ class Tokenizer:
 def _id_bound(backend: tokenizers.Tokenizer) -> int:
     """One more than the largest id; vocabularies may have holes, so a count is not enough."""
     count = backend.get_vocab_size(with_added_tokens=True)
-    added_bound = max(backend.get_added_tokens_decoder(), default=-1) + 1
-    if added_bound <= count and count > 0 and backend.id_to_token(count - 1) is not None:
-        return count
+    if all(backend.id_to_token(token_id) is not None for token_id in range(count)):
+        return count  # as many ids as tokens: none lies beyond (and reading the whole vocabulary is slower)
     return max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
