@@ -43,6 +43,8 @@ def weight_map_of(folder: Path) -> dict[str, str]:
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of the model, from the index when there is one. Raises StartupError naming a missing one."""
     weight_map = weight_map_of(folder)
+    if not weight_map and (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
     if not weight_map:
         found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
         return [path for path in found if path.name.startswith("model")] or found

@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 from mlxcel.core.errors import StartupError
-from mlxcel.runners.hub.download import download_model
+from mlxcel.runners.hub.download import Request, download_model
 from mlxcel.runners.hub.embedded import SMOLLM2
 from mlxcel.runners.hub.folder import gguf_models, is_complete, is_model
 from mlxcel.runners.hub.hf_cache import cached_snapshot
-from mlxcel.runners.hub.store import default_root, is_repo_id, model_folder, stamp_folder
+from mlxcel.runners.hub.selection import chosen_ggufs
+from mlxcel.runners.hub.store import default_root, is_repo_id, model_folder, stamp_folder, unfinished_folder
 
 EMBEDDED_MODEL = SMOLLM2.name
 _DEFAULT_ORGANISATION = "mlx-community"
@@ -49,28 +50,62 @@ def locate(
     if model == EMBEDDED_MODEL:
         return SMOLLM2.find(stamp_folder(root))
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         return _usable(path, tag=None)
     name, _, tag = model.partition(":")
     if _PATH_LIKE.fullmatch(model) or not _is_model_name(name):
-        raise StartupError(f"{model} does not exist, and is not a model name of the form owner/name")
+        raise StartupError(f"{model!r} does not exist, and is not a model name of the form owner/name")
     local = Path("models") / name
     if local.exists():
         return _usable(local, tag)
     return _usable(_fetched(_full_name(name), root, offline=offline, revision=revision, token=token, tag=tag), tag)
 
 
+def download(
+    model: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    store_root: Path | None = None,
+    local_dir: Path | None = None,
+    fresh: bool = False,
+) -> Path:
+    """Download a model even if it is elsewhere on this machine, and return its folder.
+
+    Args:
+        model: ``owner/name``, or a bare name; with ``:TAG``, the GGUF file whose name contains the tag.
+        local_dir: where to put it instead of the store.
+        fresh: download everything again; otherwise files that are complete are kept.
+
+    Raises:
+        StartupError: as ``locate``.
+    """
+    name, _, tag = model.partition(":")
+    if not _is_model_name(name):
+        raise StartupError(f"{model!r} is not a model name of the form owner/name")
+    root = store_root or default_root()
+    request = Request(_full_name(name), revision or _MAIN, token, tag, fresh)
+    stored_as = _stored_name(request.repo_id, revision)
+    target = local_dir or model_folder(root, stored_as)
+    unfinished = local_dir.with_name(f".{local_dir.name}.unfinished") if local_dir else unfinished_folder(root, stored_as)
+    download_model(request, target, unfinished)
+    return target
+
+
+def _stored_name(repo_id: str, revision: str | None) -> str:
+    return repo_id if revision in (None, _MAIN) else f"{repo_id}@{str(revision).replace('/', '-')}"
+
+
 def _fetched(repo_id: str, root: Path, *, offline: bool, revision: str | None, token: str | None, tag: str) -> Path:
     cached = cached_snapshot(repo_id, revision or _MAIN)
     if cached is not None and _holds(cached, tag):
         return cached
-    stored = model_folder(root, repo_id if revision in (None, _MAIN) else f"{repo_id}@{revision}")
+    stored = model_folder(root, _stored_name(repo_id, revision))
     if _holds(stored, tag):
         return stored
     if offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise StartupError(f"{repo_id} is not on this machine, and offline mode forbids downloading it")
-    download_model(repo_id, root, stored, revision=revision or _MAIN, token=token, tag=tag)
-    return stored
+    return download(f"{repo_id}:{tag}", revision=revision, token=token, store_root=root)
 
 
 def _holds(folder: Path, tag: str) -> bool:
@@ -90,13 +125,12 @@ def _full_name(name: str) -> str:
 
 
 def _usable(path: Path, tag: str | None) -> Path:
-    """A model folder as it is; of a folder of GGUF files, the one that is meant."""
+    """A model folder as it is; of a folder of GGUF files one: with ``tag`` None the only one, else the one it selects."""
     if path.is_file() or (is_model(path) and not tag):
         return path
-    found = [gguf for gguf in gguf_models(path) if (tag or "").lower() in gguf.name.lower()]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(gguf.name for gguf in found)
-        raise StartupError(f"{path} holds {len(found)} GGUF models ({names}); name one of them")
-    return path  # opening it tells what is wrong
+    found = [gguf.name for gguf in gguf_models(path)]
+    if tag is not None:
+        found = chosen_ggufs(found, tag)
+    if len(found) > 1:
+        raise StartupError(f"{path} holds {len(found)} GGUF models ({', '.join(found)}); name one of them")
+    return path / found[0] if found else path  # opening it tells what is wrong
