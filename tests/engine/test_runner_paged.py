@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlxcel.core.errors import GenerationFailed
-from mlxcel.core.ports import ModelInfo
+from mlxcel.core.errors import CapabilityMissing, GenerationFailed
+from mlxcel.core.ports import BlockTransfer, ModelInfo
 from mlxcel.core.sampling import SamplingParams
 from mlxcel.core.work import RowResult, RowSpec, RowStep, StepPlan
 from mlxcel.runners.generate.batch import RaggedBatch
@@ -221,6 +221,31 @@ def test_the_batch_is_laid_out_as_decoders_are_promised() -> None:
     assert batch.context_lens.tolist() == [21, 3, 8]
     assert batch.block_tables.tolist() == [[7, 2], [4, 0], [5, 0]]
     assert batch.logit_indices.tolist() == [0, 4, 5, 6]
+
+
+def test_exported_blocks_carry_a_row_to_another_runner(runner: PagedRunner, folder: Path) -> None:
+    options = RunnerOptions(dtype="fp32", max_rows=4, kv_block_count=32)
+    other = build_runner(open_checkpoint(folder), options, [TorchProvider()])
+    assert isinstance(runner, BlockTransfer)
+    assert isinstance(other, BlockTransfer)
+    assert other.info.fingerprint == runner.info.fingerprint
+    runner.open(RowSpec(1, PROMPT, GREEDY, blocks=(5, 6)))
+    (expected,) = step(runner, RowStep(1, PROMPT, 0))
+    data = runner.export_block(5)
+    assert len(data) == runner.info.block_tokens * runner.info.bytes_per_token
+    other.import_block(30, data)
+    other.open(RowSpec(1, PROMPT, GREEDY, blocks=(30,)))
+    (result,) = other.run(StepPlan((RowStep(1, PROMPT[16:], 16, new_blocks=(2,)),))).rows
+    assert result.token_ids == expected.token_ids
+    with pytest.raises(ValueError, match="takes 8192 bytes, not 8191"):
+        other.import_block(30, data[1:])
+    assert other.export_block(30) == data
+
+
+def test_adapters_that_do_not_exist_are_refused(runner: PagedRunner) -> None:
+    with pytest.raises(CapabilityMissing, match="no LoRA adapter"):
+        runner.open(RowSpec(1, PROMPT, GREEDY, adapters=((0, 1.0),)))
+    runner.open(RowSpec(1, PROMPT, GREEDY, adapters=((0, 0.0),)))
 
 
 def test_paged_rows_have_no_snapshots(runner: PagedRunner) -> None:

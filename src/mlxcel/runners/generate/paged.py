@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mlxcel.core.ports import ModelInfo
+from mlxcel.core.ports import BlockTransfer, ModelInfo
 from mlxcel.runners.generate.batch import Decoder
 from mlxcel.runners.generate.choice import RunnerChoice
 from mlxcel.runners.generate.options import RunnerOptions
-from mlxcel.runners.generate.runner import PagedRunner
+from mlxcel.runners.generate.runner import PagedRunner, TransferringRunner
 from mlxcel.runners.generate.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ def paged_runner(
         max_rows=options.max_rows,
         supports_drafts=True,
     )
-    return PagedRunner(decoder, Sampler(decoder.vocab_size, device), info, choice)
+    sampler = Sampler(decoder.vocab_size, device)
+    if isinstance(decoder, BlockTransfer):
+        return TransferringRunner(decoder, sampler, info, choice)
+    return PagedRunner(decoder, sampler, info, choice)
 
 
 def state_fingerprint(checkpoint: Checkpoint, options: RunnerOptions, choice: RunnerChoice) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from mlxcel.core.errors import GenerationFailed
-from mlxcel.core.ports import ModelInfo
+from mlxcel.core.errors import CapabilityMissing, GenerationFailed
+from mlxcel.core.ports import BlockTransfer, ModelInfo
 from mlxcel.core.work import RowResult, RowSpec, RowStep, StepPlan, StepResult
 from mlxcel.runners.generate.batch import Decoder, RaggedBatch
 from mlxcel.runners.generate.choice import RunnerChoice
@@ -22,6 +23,10 @@ class _Row:
 
     slot: int
     block_count: int
+
+
+class TransferringDecoder(Decoder, BlockTransfer, Protocol):
+    """A decoder that can export and import its KV blocks."""
 
 
 class PagedRunner:
@@ -49,7 +54,13 @@ class PagedRunner:
         return self._info
 
     def open(self, row: RowSpec) -> None:
-        """See :class:`~mlxcel.core.ports.ModelRunner`. Raises MemoryError when all rows are in use."""
+        """See :class:`~mlxcel.core.ports.ModelRunner`.
+
+        Raises:
+            MemoryError: all rows are in use.
+            CapabilityMissing: the row wants an adapter, and none is loaded.
+        """
+        refuse_adapters(row)
         if not self._free_slots:
             raise MemoryError(f"all {self._info.max_rows} rows are open")
         opened = _Row(self._free_slots[-1], 0)
@@ -128,6 +139,26 @@ class PagedRunner:
         return {result.row_id: result for result in results}
 
 
+class TransferringRunner(PagedRunner):
+    """A paged runner whose decoder hands out KV blocks as bytes (:class:`~mlxcel.core.ports.BlockTransfer`)."""
+
+    def __init__(self, decoder: TransferringDecoder, sampler: Sampler, info: ModelInfo, choice: RunnerChoice) -> None:
+        super().__init__(decoder, sampler, info, choice)
+        self._blocks: BlockTransfer = decoder
+
+    def export_block(self, block: int) -> bytes:
+        """See :class:`~mlxcel.core.ports.BlockTransfer`."""
+        return self._blocks.export_block(block)
+
+    def import_block(self, block: int, data: bytes) -> None:
+        """See :class:`~mlxcel.core.ports.BlockTransfer`."""
+        self._blocks.import_block(block, data)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        del self._blocks
+
+
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """A proposed continuation; its logits are the outputs from ``first_output`` on, one more than ``token_ids``."""
@@ -196,6 +227,12 @@ class _Assembly:
             block_tables=torch.from_numpy(tables[self._slots, :width]),
             logit_indices=_int32(self._logit_indices),
         )
+
+
+def refuse_adapters(row: RowSpec) -> None:
+    """Raise CapabilityMissing when a row wants a LoRA adapter: the decoders here have none."""
+    if any(scale != 0.0 for _, scale in row.adapters):
+        raise CapabilityMissing("no LoRA adapter is loaded; leave lora out of the request")
 
 
 def _int32(values: list[int]) -> torch.Tensor:

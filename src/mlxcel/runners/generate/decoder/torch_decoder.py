@@ -13,6 +13,7 @@ from mlxcel.runners.generate.batch import RaggedBatch
 from mlxcel.runners.generate.decoder.attention import PagedKeysValues, RaggedLayout, Scoring, WindowRule
 from mlxcel.runners.generate.decoder.linear import Linear, LinearLoader
 from mlxcel.runners.generate.decoder.spec import Activation, DecoderSpec
+from mlxcel.runners.generate.decoder.transfer import export_block, import_block
 
 if TYPE_CHECKING:
     from mlxcel.runners.weights import Checkpoint
@@ -84,6 +85,7 @@ class TorchDecoder:
         loader = LinearLoader(checkpoint, dtype, device)
         self._embedding = loader.dense(f"{spec.embedding_name}.weight")
         self._layers = [self._load_layer(loader, index) for index in range(spec.layer_count)]
+        self._caches = [layer.cache for layer in self._layers]
         self._final_norm = loader.vector(f"{spec.final_norm_name}.weight")
         self._head = loader.head(spec.head_name, self._embedding if spec.tied else None)
         cosines, sines = spec.rope.tables(-(-context_tokens // block_tokens) * block_tokens)
@@ -125,6 +127,14 @@ class TorchDecoder:
         wanted = hidden if len(batch.logit_indices) == len(hidden) else hidden[batch.logit_indices.to(self._device)]
         logits = self._head(self._norm(wanted, self._final_norm)).float()
         return logits if spec.logit_multiplier == 1.0 else logits * spec.logit_multiplier
+
+    def export_block(self, block: int) -> bytes:
+        """See :class:`~mlxcel.core.ports.BlockTransfer`."""
+        return export_block(self._caches, block)
+
+    def import_block(self, block: int, data: bytes) -> None:
+        """See :class:`~mlxcel.core.ports.BlockTransfer`."""
+        import_block(self._caches, block, data)
 
     def _attention(
         self,

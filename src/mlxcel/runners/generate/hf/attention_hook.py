@@ -48,12 +48,13 @@ class AttentionHook:
 
     Attributes:
         shapes: one per attention call; filled by the first forward pass, which runs without a pool.
+        caches: the pool, one per attention call; empty before :meth:`allocate`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises ValueError when the model does not take its attention from the interface."""
         self.shapes: list[LayerShape] = []
-        self._caches: list[PagedKeysValues] = []
+        self.caches: list[PagedKeysValues] = []
         self._layout: RaggedLayout | None = None
         self._call_index = 0
         AttentionInterface.register(IMPLEMENTATION, _attend)
@@ -66,7 +67,7 @@ class AttentionHook:
 
     def allocate(self, blocks: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         """Make a pool of ``(blocks, tokens a block)`` for every call seen so far."""
-        self._caches = [
+        self.caches = [
             PagedKeysValues(blocks, shape.heads, (shape.key_dim, shape.value_dim), dtype, device) for shape in self.shapes
         ]
 
@@ -82,7 +83,7 @@ class AttentionHook:
         if self._layout is None:
             self.shapes.append(LayerShape(keys.shape[0], keys.shape[2], values.shape[2]))
             return values.new_zeros(queries.shape[1], queries.shape[0], values.shape[2])
-        cache = self._caches[self._call_index]
+        cache = self.caches[self._call_index]
         self._call_index += 1
         cache.append(self._layout.slots, keys.transpose(0, 1), values.transpose(0, 1))
         attended = self._layout.attend(queries.transpose(0, 1), cache, scoring)

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from mlxcel.runners.generate.batch import RaggedBatch
 from mlxcel.runners.generate.decoder.attention import RaggedLayout
+from mlxcel.runners.generate.decoder.transfer import export_block, import_block
 from mlxcel.runners.generate.hf.attention_hook import AttentionHook
 from mlxcel.runners.generate.memory import BlockCount
 from mlxcel.runners.generate.options import BLOCK_TOKENS
@@ -51,6 +52,14 @@ class HfDecoder:
         """See :meth:`Decoder.forward <mlxcel.runners.generate.batch.Decoder.forward>`."""
         self._hook.begin(RaggedLayout(batch, BLOCK_TOKENS, self._dtype, self._device))
         return self._forward(batch.token_ids.long(), batch.positions.long(), batch.logit_indices.long())
+
+    def export_block(self, block: int) -> bytes:
+        """See :class:`~mlxcel.core.ports.BlockTransfer`."""
+        return export_block(self._hook.caches, block)
+
+    def import_block(self, block: int, data: bytes) -> None:
+        """See :class:`~mlxcel.core.ports.BlockTransfer`."""
+        import_block(self._hook.caches, block, data)
 
     def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor, logit_indices: torch.Tensor) -> torch.Tensor:
         """Logits float32 [outputs, vocab]. An all-ones padding mask keeps transformers from guessing packed sequences."""

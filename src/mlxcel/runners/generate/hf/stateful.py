@@ -9,6 +9,7 @@ from mlxcel.core.ports import ModelInfo
 from mlxcel.core.work import RowResult, RowSpec, RowStep, StepPlan, StepResult
 from mlxcel.runners.generate.choice import RunnerChoice
 from mlxcel.runners.generate.hf.row_state import RowFeeder, RowState
+from mlxcel.runners.generate.runner import refuse_adapters
 from mlxcel.runners.generate.sampler import Draw, Sampler
 
 
@@ -40,7 +41,8 @@ class StatefulRunner:
         return self._info
 
     def open(self, row: RowSpec) -> None:
-        """See :class:`~mlxcel.core.ports.ModelRunner`. Raises MemoryError when all rows are in use."""
+        """See :meth:`PagedRunner.open <mlxcel.runners.generate.runner.PagedRunner.open>`."""
+        refuse_adapters(row)
         if len(self._rows) >= self._info.max_rows:
             raise MemoryError(f"all {self._info.max_rows} rows are open")
         self._sampler.open(row)
