@@ -79,7 +79,7 @@ def _weights_bytes(checkpoint: Checkpoint, item_bytes: int, *, keeps_packed: boo
 
 def _kv_bytes_per_token(config: Mapping[str, Any], item_bytes: int) -> int:
     """Keys and values of one token over all attention layers; the fixed state of other layers is left to the headroom."""
-    heads = _first(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
+    heads = _first(config, "num_attention_heads", "n_head", "n_heads")
     width = _first(config, "hidden_size", "n_embd", "d_model", "dim")
     if not heads or not width:
         return 0
