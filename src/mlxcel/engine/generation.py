@@ -137,6 +137,7 @@ class GenerationRunner:
         for row in list(self._rows.values()):
             self._fail(row, GenerationFailed("the engine was stopped"))
         self._rows.clear()
+        self._ledger.close()
         self.model.shutdown()
 
     def stats(self) -> EngineStats:
@@ -174,7 +175,7 @@ class GenerationRunner:
         if self.model.info.state == "snapshot":
             return SnapshotLedger(self.model, settings, counters=counters, clock=self._clock)
         watermark = self._config.kv_admission_watermark
-        return PagedLedger(self.model.info, settings, watermark=watermark, counters=counters, clock=self._clock)
+        return PagedLedger(self.model, settings, watermark=watermark, counters=counters, clock=self._clock)
 
     def _drain(self) -> Sequence[EngineEvent]:
         events = self._events.copy()

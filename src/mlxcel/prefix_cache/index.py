@@ -129,6 +129,23 @@ class PrefixIndex:
             self._note_cold_leaf(parent)
         return place
 
+    def has(self, digest: bytes) -> bool:
+        return digest in self._nodes
+
+    def make_place(self) -> bool:
+        """Make sure that one more block may be stored and that the pool has one free; False when that cannot be."""
+        return (len(self._nodes) < self._max_blocks or self._evict()) and self.reclaim(1)
+
+    def add_loaded(self, digest: bytes, parent: bytes | None, token_ids: Sequence[int], block: int) -> None:
+        """File a block whose contents came from outside; the pool has handed it out with ``take_for_store``.
+
+        Args:
+            parent: digest of the block before, which is stored; None at the beginning of a sequence.
+        """
+        node = _Node(digest, self._nodes[parent] if parent is not None else None, tuple(token_ids), block, self._clock())
+        self._add(node, held_by_row=False)
+        self._note_cold_leaf(node)
+
     def limit_entries(self) -> None:
         """Give up the oldest sequences beyond the allowed number."""
         while self._leaf_count > self._settings.max_entries and self._evict():
@@ -210,8 +227,9 @@ class PrefixIndex:
 
     # ---- the tree -------------------------------------------------------------------------------------------------
 
-    def _add(self, node: _Node) -> None:
-        self._pool.store(node.block)
+    def _add(self, node: _Node, *, held_by_row: bool = True) -> None:
+        if held_by_row:
+            self._pool.store(node.block)
         self.blocks_added += 1
         self._nodes[node.digest] = node
         self._by_block[node.block] = node

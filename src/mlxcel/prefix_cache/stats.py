@@ -49,6 +49,17 @@ class CacheContents:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskContents:
+    """What the disk tier holds now and has done so far."""
+
+    blocks: int = 0
+    bytes: int = 0
+    blocks_loaded: int = 0
+    bytes_written: int = 0
+    files_rejected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CacheStats:
     """The documented statistics, in their documented order; extras follow."""
 
@@ -71,17 +82,24 @@ class CacheStats:
     unique_block_hashes: int
     apc_active_entries: int
     cached_tokens: int
+    disk_blocks: int
+    disk_bytes: int
+    disk_blocks_loaded: int
+    disk_bytes_written: int
+    disk_files_rejected: int
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def make_stats(
-    settings: CacheSettings, counters: CacheCounters, contents: CacheContents, *, block_tokens: int, capacity_bytes: int
+    settings: CacheSettings, counters: CacheCounters, contents: CacheContents, *, block_tokens: int, capacity_bytes: int,
+    disk: DiskContents | None = None,
 ) -> CacheStats:
     """Put the statistics together; a cache that is switched off reports zeros. ``capacity_bytes`` -1 is no limit."""
     if not settings.active:
         counters, contents = CacheCounters(), CacheContents()
+    disk = disk if disk is not None else DiskContents()
     partial = settings.active and settings.partial_match
     return CacheStats(
         enabled=settings.active,
@@ -103,4 +121,9 @@ def make_stats(
         unique_block_hashes=contents.unique_blocks,
         apc_active_entries=contents.entries if partial else 0,
         cached_tokens=counters.cached_tokens,
+        disk_blocks=disk.blocks,
+        disk_bytes=disk.bytes,
+        disk_blocks_loaded=disk.blocks_loaded,
+        disk_bytes_written=disk.bytes_written,
+        disk_files_rejected=disk.files_rejected,
     )

@@ -149,6 +149,14 @@ class ScriptedRunner:
         if self._snapshots.pop(handle, None) is None:
             self._breach(f"snapshot {handle} is dropped twice")
 
+    def export_block(self, block: int) -> bytes:
+        return array.array("I", self._contents[block]).tobytes()
+
+    def import_block(self, block: int, data: bytes) -> None:
+        if len(data) != 4 * self._info.block_tokens:
+            raise ValueError("a block of another size")
+        self._contents[block] = array.array("I", data).tolist()
+
     def shutdown(self) -> None:
         self.is_shut_down = True
         self._rows.clear()

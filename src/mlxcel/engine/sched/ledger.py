@@ -52,5 +52,8 @@ class StateLedger(Protocol):
     def reset_cache(self) -> None:
         """Forget everything that no row uses."""
 
+    def close(self) -> None:
+        """Nothing follows; finish what was begun."""
+
     def check(self, rows: list[Row]) -> None:
         """Raises BlockAccountingError when the ledger and the open rows disagree."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from mlxcel.core.ports import ModelInfo
+from mlxcel.core.ports import ModelRunner
 from mlxcel.engine.sched.row import Row
 from mlxcel.engine.stats import PoolUsage
 from mlxcel.prefix_cache.blocks import BlockPool
@@ -14,6 +14,7 @@ from mlxcel.prefix_cache.keys import extend_digests, root_digest
 from mlxcel.prefix_cache.plan import adopted_blocks, reusable_blocks
 from mlxcel.prefix_cache.settings import CacheSettings
 from mlxcel.prefix_cache.stats import CacheCounters, CacheStats, make_stats
+from mlxcel.prefix_cache.transfer import open_archive
 
 
 class PagedLedger:
@@ -24,9 +25,10 @@ class PagedLedger:
     """
 
     def __init__(
-        self, info: ModelInfo, settings: CacheSettings, *, watermark: float, counters: CacheCounters,
+        self, model: ModelRunner, settings: CacheSettings, *, watermark: float, counters: CacheCounters,
         clock: Callable[[], float],
     ) -> None:
+        info = model.info
         self.pool = BlockPool(info.block_count, info.block_tokens)
         self._fingerprint = info.fingerprint
         self._block_tokens = info.block_tokens
@@ -37,6 +39,7 @@ class PagedLedger:
         self._index = PrefixIndex(
             self.pool, settings, counters, block_bytes=info.block_tokens * info.bytes_per_token, clock=clock
         )
+        self._archive = open_archive(settings, model, self.pool, self._index)
 
     def must_wait(self, row: Row) -> bool:
         notes = row.reuse
@@ -61,8 +64,7 @@ class PagedLedger:
         reusable = reusable_blocks(len(row.tokens), self._block_tokens) if self._reads(row) else 0
         if needed - reusable + spare > self.pool.free_count + self.pool.cold_count:
             return False
-        adopted = self._find(row, reusable)
-        self.pool.share(adopted)
+        adopted = self._adopt(row, reusable)
         missing = needed - len(adopted)
         if missing + spare > self.pool.free_count + self.pool.cold_count:
             self._index.release(adopted)
@@ -110,6 +112,8 @@ class PagedLedger:
                 self._extend_digests(row, full_blocks)
                 self._store(row, full_blocks, ends=True)
                 self._index.limit_entries()
+                if self._archive is not None:
+                    self._archive.save(notes.digests[:full_blocks], row.tokens, row.blocks)
             else:
                 self._index.reject_oversized()
         self._counters.inserts += notes.added
@@ -126,14 +130,20 @@ class PagedLedger:
         pool = self.pool
         return PoolUsage(pool.block_count, pool.free_count, pool.cold_count, self._index.contents().entries)
 
+    def close(self) -> None:
+        if self._archive is not None:
+            self._archive.close()
+
     def cache_stats(self) -> CacheStats:
         return make_stats(
             self._settings, self._counters, self._index.contents(), block_tokens=self._block_tokens,
-            capacity_bytes=self._index.capacity_bytes,
+            capacity_bytes=self._index.capacity_bytes, disk=self._archive.contents() if self._archive is not None else None,
         )
 
     def reset_cache(self) -> None:
         self._index.clear()
+        if self._archive is not None:
+            self._archive.clear()
 
     def check(self, rows: list[Row]) -> None:
         uses: dict[int, int] = {}
@@ -160,14 +170,27 @@ class PagedLedger:
             root = root_digest(self._fingerprint, row.work.cache.namespace)
             extend_digests(digests, root, row.tokens, self._block_tokens, block_count)
 
-    def _find(self, row: Row, limit: int) -> list[int]:
+    def _adopt(self, row: Row, limit: int) -> list[int]:
+        """Take hold of the longest stored beginning of at most ``limit`` blocks, in memory and then on disk."""
         if not limit:
             return []
         self._index.expire()
         self._extend_digests(row, limit)
-        stored = self._index.match(row.reuse.digests[:limit], row.tokens)
-        count = adopted_blocks(len(stored), len(row.tokens), self._block_tokens, self._settings.min_prefix_tokens)
-        return stored[:count]
+        digests = row.reuse.digests[:limit]
+        blocks = self._index.match(digests, row.tokens)
+        on_disk = self._archive.stored_run(digests, len(blocks)) if self._archive is not None else 0
+        if not self._worthwhile(row, len(blocks) + on_disk):
+            return []
+        self.pool.share(blocks)
+        if self._archive is not None and on_disk:
+            self._archive.load(digests, row.tokens, blocks)
+            if not self._worthwhile(row, len(blocks)):
+                self._index.release(blocks)
+                return []
+        return blocks
+
+    def _worthwhile(self, row: Row, block_count: int) -> bool:
+        return adopted_blocks(block_count, len(row.tokens), self._block_tokens, self._settings.min_prefix_tokens) > 0
 
     def _count_lookup(self, row: Row) -> None:
         """A row counts once, when it opens for the first time."""

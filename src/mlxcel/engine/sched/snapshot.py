@@ -80,6 +80,9 @@ class SnapshotLedger:
     def usage(self) -> PoolUsage:
         return PoolUsage(cache_entries=self._index.contents().entries)
 
+    def close(self) -> None:
+        pass
+
     def cache_stats(self) -> CacheStats:
         capacity_bytes = self._settings.snapshot_capacity_bytes
         return make_stats(
