@@ -55,7 +55,8 @@ def inspect_model(config: InspectConfig) -> dict[str, Any]:
     Raises:
         StartupError: the model cannot be found, read or served.
     """
-    from mlxcel.app import find_model, runner_options
+    from mlxcel.app import find_model
+    from mlxcel.app.settings import runner_options
     from mlxcel.runners.generate.build import native_spec
     from mlxcel.runners.generate.estimate import estimate_memory
     from mlxcel.runners.generate.providers import Declined

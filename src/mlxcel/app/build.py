@@ -1,0 +1,177 @@
+"""Objects of a server, put together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+
+from mlxcel.config.keys import api_keys
+from mlxcel.config.option import parse_list
+from mlxcel.config.server import ServerConfig
+from mlxcel.config.stores import StoresConfig
+from mlxcel.core.errors import StartupError
+from mlxcel.engine.client import EngineClient
+from mlxcel.http.auth import KeyRing
+from mlxcel.http.guards import cors_middleware, is_loopback
+from mlxcel.http.rooms import Endpoints, Rooms
+from mlxcel.http.routes import all_routes
+from mlxcel.http.server import build_asgi
+from mlxcel.observe.metrics import Metrics
+from mlxcel.services.chat import ChatService
+from mlxcel.services.compaction import CompactionService
+from mlxcel.services.completion import CompletionService
+from mlxcel.services.generation import GenerationService
+from mlxcel.services.infill import InfillService
+from mlxcel.services.messages import MessagesService
+from mlxcel.services.model import ChatPolicy, ServedModel
+from mlxcel.services.responses import ResponsesService
+from mlxcel.services.status import StatusService
+from mlxcel.services.tokens import TokenService
+from mlxcel.stores.lru import StoreLimits
+from mlxcel.stores.reasoning_echo import ReasoningEchoStore
+from mlxcel.stores.responses import ConversationStore, ResponseStore
+from mlxcel.text.chat_template import ChatTemplate
+from mlxcel.text.constrain import ConstraintFactory
+from mlxcel.text.reasoning import detect_reasoning
+from mlxcel.text.tool_formats import FORMATS, detect_format
+from mlxcel.wire.context import ServerFacts
+
+if TYPE_CHECKING:
+    pass
+
+from mlxcel.app.settings import engine_config, generation_defaults, slot_context_tokens, slot_count, template_text
+from mlxcel.app.source import Source
+
+_POOL_THREADS = 2
+
+
+@dataclasses.dataclass(slots=True)
+class App:
+    """A server ready to be run: the ASGI application and what has to be started and closed around it."""
+
+    asgi: Starlette
+    rooms: Rooms
+    model: ServedModel
+
+
+def build_app(config: ServerConfig, source: Source) -> App:
+    """All objects of a server for one model. Nothing is loaded before the application starts.
+
+    Raises:
+        StartupError: options that contradict each other or the model.
+    """
+    if config.network.api_prefix and not config.network.api_prefix.startswith("/"):
+        raise StartupError("--api-prefix: must start with /")
+    slots = slot_count(config)
+    context_tokens = slot_context_tokens(config, source.window_tokens)
+    engine = EngineClient(source.build, engine_config(config, slots, context_tokens))
+    model = _served_model(config, source, engine, context_tokens)
+    facts = ServerFacts(
+        model_name=source.name,
+        defaults=generation_defaults(config, source.generation_config),
+        compat="lenient" if config.network.compat == "lenient" else "strict",
+        reasoning_alias=None if config.template.reasoning_alias_field == "none" else config.template.reasoning_alias_field,
+    )
+    pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="mlxcel-pool")
+    status = StatusService(model)
+    metrics = Metrics(status.gauges)
+    generation = GenerationService(model, pool, metrics.observe_answer)
+    chat, tokens = ChatService(generation), TokenService(source.tokenizer)
+    interval_s = config.network.sse_ping_interval_s
+    rooms = Rooms(
+        facts=facts,
+        chat=chat,
+        responses=responses_service(config.stores),
+        compaction=CompactionService(chat, tokens, context_tokens),
+        messages=MessagesService(chat, reasoning_echo(config)),
+        completion=CompletionService(generation),
+        infill=InfillService(source.tokenizer, suffix_first=config.template.spm_infill),
+        tokens=tokens,
+        status=status,
+        metrics=metrics,
+        endpoints=Endpoints(
+            metrics=config.endpoints.metrics, props_post=config.endpoints.props, slots=config.endpoints.slots
+        ),
+        shares_cache=config.prompt_cache.share_across_keys,
+        max_body_bytes=config.network.max_body_bytes,
+        read_timeout_s=config.network.timeout_s,
+        ping_interval_s=interval_s if interval_s > 0 else None,
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(asgi: Starlette) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            rooms.streams.close()
+            await engine.close()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    asgi = build_asgi(
+        rooms,
+        all_routes(),
+        keys=KeyRing(api_keys(config.network)),
+        cors=cors_middleware(
+            origins=config.network.cors_origins,
+            methods=parse_list(config.network.cors_methods),
+            headers=parse_list(config.network.cors_headers),
+            credentials=config.network.cors_credentials,
+        ),
+        guard_host=is_loopback(config.network.host),
+        prefix=config.network.api_prefix.rstrip("/"),
+        lifespan=lifespan,
+    )
+    return App(asgi, rooms, model)
+
+
+def _served_model(config: ServerConfig, source: Source, engine: EngineClient, context_tokens: int) -> ServedModel:
+    tokenizer, options = source.tokenizer, config.template
+    template = template_text(config) or tokenizer.chat_template or ""
+    if options.tool_call_parser and options.tool_call_parser not in FORMATS:
+        raise StartupError(f"--tool-call-parser: must be one of {', '.join(sorted(FORMATS))}")
+    chat_format = (
+        FORMATS[options.tool_call_parser]
+        if options.tool_call_parser
+        else detect_format(template, tokenizer.token_id, source.model_type)
+    )
+    return ServedModel(
+        name=source.name,
+        context_tokens=context_tokens,
+        client=engine,
+        tokenizer=tokenizer,
+        template=ChatTemplate.from_tokenizer(tokenizer, template or None),
+        constraints=ConstraintFactory(tokenizer),
+        tool_format=chat_format,
+        reasoning=detect_reasoning(template, tokenizer.token_id),
+        policy=ChatPolicy(
+            template_kwargs=options.template_kwargs,
+            skip_parsing=options.skip_chat_parsing,
+            continue_final=options.prefill_assistant,
+            thinking=options.reasoning,  # type: ignore[arg-type]
+            reasoning_format=options.reasoning_format,  # type: ignore[arg-type]
+            reasoning_effort=options.reasoning_effort,
+            reasoning_budget_tokens=options.reasoning_budget_tokens,
+            reasoning_budget_message=options.reasoning_budget_message,
+            context_shift=config.scheduling.context_shift,
+        ),
+        aliases=source.aliases,
+        meta=source.meta,
+    )
+
+
+def responses_service(stores: StoresConfig) -> ResponsesService:
+    """Stored responses and conversations under their caps."""
+    responses = StoreLimits(stores.responses_max_entries, stores.responses_max_bytes, stores.responses_ttl_s)
+    conversations = StoreLimits(stores.conversations_max_entries, stores.conversations_max_bytes, stores.conversations_ttl_s)
+    return ResponsesService(ResponseStore(responses), ConversationStore(conversations))
+
+
+def reasoning_echo(config: ServerConfig) -> ReasoningEchoStore:
+    """The store of thinking text; it only serves the prompt cache, so it is off without one."""
+    return ReasoningEchoStore(max_bytes=config.stores.reasoning_echo_max_bytes if config.prompt_cache.enabled else 0)

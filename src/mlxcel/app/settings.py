@@ -1,0 +1,152 @@
+"""Options turned into each room's own settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxcel.config.server import ServerConfig
+from mlxcel.core.errors import StartupError
+from mlxcel.core.jobs import GenerationOptions
+from mlxcel.core.sampling import SamplingParams
+from mlxcel.engine.config import EngineConfig
+from mlxcel.prefix_cache.settings import CacheSettings
+
+if TYPE_CHECKING:
+    from mlxcel.runners.generate.options import RunnerOptions
+
+
+AUTO_SLOTS = 4
+MIN_SLOT_CONTEXT_TOKENS = 512
+
+
+def slot_count(config: ServerConfig) -> int:
+    """Requests that run at once."""
+    scheduling = config.scheduling
+    if scheduling.no_batch:
+        return 1
+    return scheduling.max_batch_size or (scheduling.parallel if scheduling.parallel > 0 else AUTO_SLOTS)
+
+
+def slot_context_tokens(config: ServerConfig, window_tokens: int) -> int:
+    """The effective window of one slot: ``--ctx-size`` divided by explicit slots, at most the model's own window.
+
+    Raises:
+        StartupError: less than 512 tokens a slot.
+    """
+    scheduling = config.scheduling
+    total = scheduling.ctx_size
+    if not total:
+        return window_tokens
+    unified = scheduling.kv_unified
+    if unified is None:
+        unified = not (scheduling.parallel > 0 or scheduling.max_batch_size) or scheduling.no_batch
+    share = total if unified else total // slot_count(config)
+    if share < MIN_SLOT_CONTEXT_TOKENS and share < total:
+        raise StartupError(
+            f"--ctx-size {total} over {slot_count(config)} slots leaves {share} tokens each; at least "
+            f"{MIN_SLOT_CONTEXT_TOKENS} are needed"
+        )
+    return min(share, window_tokens)
+
+
+def engine_config(config: ServerConfig, slots: int, context_tokens: int) -> EngineConfig:
+    """Options of the engine."""
+    scheduling, cache = config.scheduling, config.prompt_cache
+    batch_tokens = scheduling.max_batch_prefill_tokens
+    if batch_tokens < 0:
+        batch_tokens = 2 * scheduling.max_batch_prefill * min(scheduling.prefill_chunk_size or 512, 512)
+    return EngineConfig(
+        max_rows=slots,
+        max_queue_depth=scheduling.max_queue_depth,
+        context_tokens_per_slot=context_tokens,
+        prefill_chunk_tokens=scheduling.prefill_chunk_size,
+        prefill_grant_interval=scheduling.prefill_grant_interval,
+        max_batch_prefill=scheduling.max_batch_prefill,
+        max_batch_prefill_tokens=batch_tokens,
+        kv_admission_watermark=scheduling.kv_admission_watermark,
+        enable_preemption=scheduling.enable_preemption,
+        decode_timeout_s=scheduling.decode_timeout_s or 300.0,
+        context_shift=scheduling.context_shift,
+        sleep_idle_s=scheduling.sleep_idle_s if scheduling.sleep_idle_s >= 0 else None,
+        cache=CacheSettings(
+            enabled=cache.enabled,
+            capacity_bytes=cache.capacity_bytes if cache.capacity_bytes >= 0 else None,
+            max_entries=cache.max_entries,
+            ttl_s=cache.ttl_s,
+            min_prefix_tokens=cache.min_prefix_tokens,
+            partial_match=cache.apc_enabled,
+        ),
+    )
+
+
+def runner_options(config: ServerConfig, name: str) -> RunnerOptions:
+    """Options of the runner."""
+    from mlxcel.config.option import parse_bytes
+    from mlxcel.runners.generate.options import RunnerOptions
+
+    budget = config.scheduling.kv_cache_budget
+    scheduling = config.scheduling
+    return RunnerOptions(
+        name=name,
+        device=config.model.device,  # type: ignore[arg-type]
+        dtype=config.model.dtype,  # type: ignore[arg-type]
+        threads=max(config.model.threads, 0),
+        context_tokens=scheduling.ctx_size if slot_count(config) == 1 else 0,
+        max_rows=slot_count(config),
+        kv_budget_bytes=0 if budget in ("auto", "none") else parse_bytes(budget),
+        backend=config.model.backend,  # type: ignore[arg-type]
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+def generation_defaults(config: ServerConfig, generation_config: dict[str, Any]) -> GenerationOptions:
+    """Sampling of a request that sets nothing: flag, then the checkpoint's own recommendation, then the built-in value."""
+    sampling = config.sampling
+
+    def pick(name: str, key: str) -> Any:
+        recommended = generation_config.get(key)
+        if f"sampling.{name}" in config.given or not isinstance(recommended, (int, float)):
+            return getattr(sampling, name)
+        return recommended
+
+    return GenerationOptions(
+        sampling=SamplingParams(
+            temperature=float(pick("temperature", "temperature")),
+            top_k=max(int(pick("top_k", "top_k")), 0),
+            top_p=float(pick("top_p", "top_p")),
+            min_p=sampling.min_p,
+            typical_p=sampling.typical,
+            top_n_sigma=sampling.top_n_sigma,
+            repetition_penalty=sampling.repeat_penalty,
+            repetition_context_tokens=sampling.repeat_last_n,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            dry_multiplier=sampling.dry_multiplier,
+            dry_base=sampling.dry_base,
+            dry_allowed_length=sampling.dry_allowed_length,
+            dry_penalty_last_n=sampling.dry_penalty_last_n,
+            xtc_probability=sampling.xtc_probability,
+            xtc_threshold=sampling.xtc_threshold,
+            mirostat=sampling.mirostat,
+            mirostat_tau=sampling.mirostat_tau,
+            mirostat_eta=sampling.mirostat_eta,
+            dynatemp_range=sampling.dynatemp_range,
+            dynatemp_exponent=sampling.dynatemp_exponent,
+            logit_bias=sampling.logit_bias,
+            seed=None if sampling.seed < 0 else sampling.seed,
+        ),
+        max_tokens=None if sampling.n_predict < 0 else sampling.n_predict,
+        ignore_eos=sampling.ignore_eos,
+        keep_tokens=config.scheduling.keep_tokens,
+        dry_breaker_texts=sampling.dry_sequence_breakers,
+    )
+
+
+def template_text(config: ServerConfig) -> str:
+    if config.template.template_file:
+        try:
+            return Path(config.template.template_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartupError(f"--chat-template-file: cannot read the file: {error}") from None
+    return config.template.template
