@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-Path = Literal["kernels", "torch", "transformers", "transformers-stateful"]
 
 
 @dataclass(frozen=True, slots=True)

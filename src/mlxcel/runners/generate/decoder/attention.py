@@ -169,11 +169,12 @@ class RaggedLayout:
 
     def _mask(self, part: _Part, rule: Rule | None) -> torch.Tensor:
         """Additive mask [queries, keys] of a part."""
-        key_positions = torch.arange(part.key_count)[None, :]
-        visible = key_positions <= part.query_positions
+        query_positions = part.query_positions.to(self._device)
+        key_positions = torch.arange(part.key_count, device=self._device)[None, :]
+        visible = key_positions <= query_positions
         if rule is not None:
-            visible = visible & rule(part.query_positions, key_positions)
-        return torch.zeros(visible.shape, dtype=self._dtype).masked_fill_(~visible, -torch.inf).to(self._device)
+            visible = visible & rule(query_positions, key_positions)
+        return torch.zeros(visible.shape, dtype=self._dtype, device=self._device).masked_fill_(~visible, -torch.inf)
 
     def _attend_bucket(self, bucket: _Part, queries: torch.Tensor, cache: PagedKeysValues, scoring: Scoring) -> torch.Tensor:
         heads, head_dim = cache.keys.shape[2:]

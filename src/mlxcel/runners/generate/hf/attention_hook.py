@@ -60,7 +60,7 @@ class AttentionHook:
         AttentionInterface.register(IMPLEMENTATION, _attend)
         AttentionMaskInterface.register(IMPLEMENTATION, _mask_rule)
         for module in model.modules():
-            object.__setattr__(module, _HOOK_ATTRIBUTE, self)
+            vars(module)[_HOOK_ATTRIBUTE] = self
         model.set_attn_implementation(IMPLEMENTATION)
         if model.config._attn_implementation != IMPLEMENTATION:
             raise ValueError("its attention does not go through transformers' attention interface")
@@ -90,7 +90,14 @@ class AttentionHook:
         return attended.view(queries.shape[1], queries.shape[0], -1)
 
 
-def _mask_rule(*_: object, mask_function: MaskFunction = causal_mask_function, **__: object) -> MaskRule | None:
+def remove_hook(model: PreTrainedModel, implementation: str) -> None:
+    """Give a model its own attention back and let go of the pool."""
+    for module in model.modules():
+        vars(module).pop(_HOOK_ATTRIBUTE, None)
+    model.set_attn_implementation(implementation)
+
+
+def _mask_rule(*, mask_function: MaskFunction, **_: object) -> MaskRule | None:
     """Registered as the mask function. None stands for plain causal attention."""
     return None if mask_function is causal_mask_function else MaskRule(mask_function)
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from mlxcel.core.errors import StartupError
 from mlxcel.core.ports import ModelInfo, ModelRunner
 from mlxcel.runners.generate.choice import RunnerChoice
+from mlxcel.runners.generate.hf.attention_hook import remove_hook
 from mlxcel.runners.generate.hf.loading import load_config, load_model, settle_rope
 from mlxcel.runners.generate.hf.ragged import HfDecoder
 from mlxcel.runners.generate.hf.row_state import choose_feeder, measure_state
@@ -50,7 +51,7 @@ def build_transformers_runner(
         check_ragged(decoder, reference)
     except Exception as error:  # modules of any family may raise anything; the slower path is then taken
         problem = str(error) if isinstance(error, ValueError) else type(error).__name__
-        model.set_attn_implementation(own_implementation)
+        remove_hook(model, own_implementation)
         return _stateful_runner(model, checkpoint, options, reference, context_tokens, f"{why}; not batched: {problem}")
     choice = RunnerChoice("transformers", f"{why}; batched over paged KV")
     return paged_runner(decoder, checkpoint, options, choice, context_tokens, device)
