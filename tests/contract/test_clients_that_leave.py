@@ -22,6 +22,8 @@ ROUTES: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
     "/v1/completions": {"prompt": "Hello"},
     "/completion": {"prompt": "Hello"},
+    "/v1/responses": {"model": "any", "input": "Hello"},
+    "/v1/messages": {"model": "any", "max_tokens": 4096, "messages": [{"role": "user", "content": "Hello"}]},
 }
 
 
@@ -61,6 +63,27 @@ def test_leaving_while_running_frees_the_slot(live: Live, tmp_path: Path, path: 
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stage", ["summary", "answer"])
+def test_leaving_a_compaction_frees_the_slot(live: Live, tmp_path: Path, stage: str, stream: bool) -> None:
+    def say(prompt: str) -> str:
+        return "short" if "<conversation>" in prompt and stage == "answer" else "word " * 400
+
+    server = live(scripted_source(say, tmp_path, step_s=0.01))
+    turns = [{"role": role, "content": "the stones are still " * 12} for _ in range(12) for role in ("user", "assistant")]
+    body: dict[str, object] = {
+        "model": "any",
+        "input": [*turns, {"role": "user", "content": "latest"}],
+        "context_management": [{"type": "compaction", "compact_threshold": 1}],
+    }
+    connection = send(server, "/v1/responses", body | {"stream": stream})
+    wait_for(server, active=1, queued=0)
+    time.sleep(0.3)
+    assert batch(server)["active_sequences"] == 1
+    connection.close()
+    wait_for(server, active=0, queued=0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ROUTES)
 def test_leaving_the_queue_gives_the_place_back(live: Live, tmp_path: Path, path: str, stream: bool) -> None:
     server = live(
@@ -85,9 +108,12 @@ def test_a_full_queue_is_told_before_any_header(live: Live, tmp_path: Path) -> N
         for stream in (False, True):
             answer = httpx2.post(server.url + path, json=body | {"stream": stream})
             assert answer.status_code == 503
-            assert answer.json()["error"]["type"] == "server_busy"
             assert answer.json()["error"]["message"] == "All slots are busy. Please try again later."
-            assert answer.json()["error"]["code"] is None
+            if path == "/v1/messages":
+                assert answer.json()["error"]["type"] == "overloaded_error"
+            else:
+                assert answer.json()["error"]["type"] == "server_busy"
+                assert answer.json()["error"]["code"] is None
     first.close()
     second.close()
     wait_for(server, active=0, queued=0)
