@@ -17,7 +17,7 @@ class EngineConfig:
         prefill_chunk_tokens: prompt tokens of one step while nothing decodes; 0 whole prompts.
         prefill_grant_interval: N; while rows decode, the oldest waiting prompt advances by at least one chunk (counted as
             at most ``policy.SHARED_CHUNK_TOKENS``) in N + 1 steps. 0 leaves its share to the time rule alone.
-        max_batch_prefill: prompts that are prefilled side by side.
+        max_batch_prefill: prompts that one step may advance.
         max_batch_prefill_tokens: prompt tokens of one step that several prompts share; 0 no limit besides the chunk.
         kv_admission_watermark: share of the KV blocks that an admission leaves free while others run, 0 to 0.5.
         enable_preemption: a waiting work may take the slot of a running one of strictly lower priority.

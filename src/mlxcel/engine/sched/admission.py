@@ -9,7 +9,7 @@ from mlxcel.core.errors import GenerationFailed, MemoryBudgetExceeded, MlxcelErr
 from mlxcel.engine.config import EngineConfig
 from mlxcel.engine.sched.ledger import StateLedger
 from mlxcel.engine.sched.queue import RowQueue
-from mlxcel.engine.sched.row import Row, RowState
+from mlxcel.engine.sched.row import Row
 from mlxcel.engine.sched.table import RowTable
 from mlxcel.engine.stats import EngineCounters
 
@@ -32,18 +32,14 @@ class Admission:
         self._fail = fail
 
     def admit(self, now_s: float) -> None:
-        """Open as many waiting rows as slots, blocks and the limit on side-by-side prompts allow."""
-        in_prefill = sum(row.state is RowState.PREFILL for row in self._table.running)
+        """Open as many waiting rows as there are slots and blocks for."""
         for row in self._queue:
-            if in_prefill >= self._config.max_batch_prefill:
-                return
             if self._ledger.must_wait(row):
                 continue
             if self._table.is_full and not self._make_room_for(row):
                 return
             if not self._open(row, now_s):
                 return
-            in_prefill += row.state is RowState.PREFILL
 
     def suspend(self, row: Row) -> None:
         """Put an open row back into the queue; it will be computed anew."""
