@@ -117,9 +117,10 @@ def test_plain_floats_are_views(kind: Kind, dtype: torch.dtype) -> None:
 @settings(max_examples=30, deadline=None)
 @given(
     kind=st.sampled_from(list(STEPS)),
-    weights=hnp.arrays(np.float32, (3, 512), elements=st.floats(-4, 4, width=32)),
+    steps=hnp.arrays(np.int16, (3, 512), elements=st.integers(-256, 256)),
 )
-def test_quantised_weights_come_back_close(kind: Kind, weights: npt.NDArray[np.float32]) -> None:
+def test_quantised_weights_come_back_close(kind: Kind, steps: npt.NDArray[np.int16]) -> None:
+    weights = steps.astype(np.float32) / 64  # no subnormal numbers: the gguf package's quantiser divides by them
     raw = quantize(weights, kind)
     matrix = affine(raw, kind)
     assert torch.equal(matrix.dense(), reference(raw, kind))

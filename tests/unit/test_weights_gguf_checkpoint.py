@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from mlxcel.core.errors import StartupError
 from mlxcel.runners.weights import Checkpoint, open_checkpoint
 from mlxcel.runners.weights.gguf.recipes import grouped_qkv, grouped_qkvz, unpermuted, untiled
 from mlxcel.testing.gguf_writer import ARCHITECTURES, write_gguf
@@ -136,7 +138,18 @@ def test_closing_keeps_tensors_valid(folder_of: Callable[[str], Path], tmp_path:
 def test_unknown_tensor_is_refused(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
     path = write_gguf(folder_of("llama"), tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_down.weight", b"blk.1.ffn_dawn.weight"))
-    with pytest.raises(Exception, match=r"tensor that is not understood: blk\.1\.ffn_dawn\.weight"):
+    with pytest.raises(StartupError, match=r"tensor that is not understood: blk\.1\.ffn_dawn\.weight"):
+        open_checkpoint(path)
+
+
+def test_unreadable_format_is_refused(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    path = write_gguf(folder_of("llama"), tmp_path / "m.gguf")
+    name = b"output_norm.weight"
+    content = bytearray(path.read_bytes())
+    kind_at = content.index(name) + len(name) + 4 + 8  # after the count of dimensions and the one dimension
+    content[kind_at] = GGMLQuantizationType.I32
+    path.write_bytes(content)
+    with pytest.raises(StartupError, match=r"output_norm\.weight is of type I32, which is not supported"):
         open_checkpoint(path)
 
 

@@ -11,8 +11,8 @@ import torch
 class QuantisedMatrix:
     """A weight matrix as ``w[o, i] = scales[o, g] * codes[o, i] + minimums[o, g]`` with ``g = i // group``.
 
-    The identity holds bit for bit in float32: every format mapped here keeps ``scale * code`` exact in float32, so that the
-    single rounding of the addition is the same one the format's own reference dequantiser makes.
+    The identity holds bit for bit in float32, for weights below 2 ** 120: every format mapped here keeps ``scale * code``
+    exact, so that the single rounding of the addition is the same one the format's own reference dequantiser makes.
 
     Attributes:
         bits: code width, 4 (codes 0..15) or 8 (codes 0..255); narrower formats use the next width up.

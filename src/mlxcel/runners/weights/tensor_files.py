@@ -42,10 +42,6 @@ class TensorFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._handles[name].get_slice(name).get_shape())
 
-    def dtype(self, name: str) -> str:
-        """The stored element type as safetensors spells it, such as "BF16"."""
-        return str(self._handles[name].get_slice(name).get_dtype())
-
     def tensor(self, name: str) -> torch.Tensor:
         """A view into the file."""
         tensor: torch.Tensor = self._handles[name].get_tensor(name)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mlxcel.core.errors import StartupError
 from mlxcel.runners.weights.combine import unshifted
+from mlxcel.runners.weights.gguf.blocks import can_decode
 from mlxcel.runners.weights.gguf.families import family_of
 from mlxcel.runners.weights.gguf.family import COMMON_FIELDS, COMMON_NAMES, TOP_NAMES, Family
 from mlxcel.runners.weights.gguf.file import GgufTensor
@@ -93,6 +94,8 @@ class _Translator:
             layer, key = (int(block[1]), block[2]) if block else (None, tensor.name)
             if _NOT_WEIGHTS.fullmatch(tensor.name) or self._is_beyond(layer):
                 continue
+            if not can_decode(tensor.kind):
+                raise StartupError(f"{self._file.path}: {tensor.name} is of type {tensor.kind.name}, which is not supported")
             if layer is not None:
                 layers.setdefault(layer, set()).add(key)
             if key not in self._merged:

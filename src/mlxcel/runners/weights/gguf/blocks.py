@@ -25,13 +25,24 @@ _FLOATS = {
     GGMLQuantizationType.BF16: torch.bfloat16,
     GGMLQuantizationType.F64: torch.float64,
 }
+# Formats without an affine form, which the gguf package decodes.
+_CODEBOOKS = {
+    GGMLQuantizationType.TQ1_0,
+    GGMLQuantizationType.IQ1_S,
+    GGMLQuantizationType.IQ1_M,
+    GGMLQuantizationType.IQ2_XXS,
+    GGMLQuantizationType.IQ2_XS,
+    GGMLQuantizationType.IQ2_S,
+    GGMLQuantizationType.IQ3_XXS,
+    GGMLQuantizationType.IQ3_S,
+}
 # The 16 levels of the non-linear 4-bit formats; as integers they fit 8-bit codes exactly.
 _NONLINEAR_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
-def float_dtype(kind: GGMLQuantizationType) -> torch.dtype | None:
-    """The torch dtype of an unquantised format, None for block formats."""
-    return _FLOATS.get(kind)
+def can_decode(kind: GGMLQuantizationType) -> bool:
+    """Whether tensors of this format can be read."""
+    return kind in _FLOATS or kind in _AFFINE or kind in _CODEBOOKS
 
 
 def dense_rows(raw: torch.Tensor, kind: GGMLQuantizationType) -> torch.Tensor:

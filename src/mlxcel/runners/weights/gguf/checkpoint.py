@@ -18,18 +18,13 @@ from mlxcel.runners.weights.matrix import QuantisedMatrix
 
 
 class GgufCheckpoint(Checkpoint):
-    """A GGUF model in one file or several.
-
-    Attributes:
-        metadata: every key-value pair of the file (tokeniser included), decoded.
-    """
+    """A GGUF model in one file or several."""
 
     kind = "gguf"
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = GgufParts(path)
-        self.metadata = self._file.metadata
         description = describe(self._file)
         self.config = description.config
         self.generation_config = description.generation_config
