@@ -106,16 +106,16 @@ def test_guarded_spellings_stay_text_and_guards_vanish(tokenizer: Tokenizer) -> 
     assert tokenizer.decode(ids) == "<|im_start|>a<|im_end|><|im_end|>"
 
 
-def test_token_starts_are_offsets_into_the_plain_text(tokenizer: Tokenizer) -> None:
-    text = "<|im_start|>user\nhé\ufdd1<|im_end|> you<|im_end|>\n"
+def test_token_ends_are_offsets_into_the_plain_text(tokenizer: Tokenizer) -> None:
+    text = "<|im_start|>user\n東é\ufdd1<|im_end|>   you<|im_end|>\n  "
     plain = text.replace("\ufdd1", "")
-    ids, starts = tokenizer.encode_with_starts(text, "\ufdd1")
+    ids, ends = tokenizer.encode_with_ends(text, "\ufdd1")
     assert ids == tokenizer.encode_guarded(text, "\ufdd1")
-    assert starts == sorted(starts)
-    for index, token_id in enumerate(ids):
-        if tokenizer.is_special(token_id):
-            assert plain.startswith(tokenizer.piece(token_id), starts[index])
-    assert tokenizer.decode(ids[: starts.index(plain.index("hé"))]) == "<|im_start|>user\n"
+    assert ends == sorted(ends)
+    assert ends[-1] == len(plain)
+    for index, end in enumerate(ends):
+        if index + 1 == len(ends) or ends[index + 1] > end:
+            assert tokenizer.decode(ids[: index + 1]) == plain[:end]
 
 
 def test_facts_about_the_vocabulary(tokenizer: Tokenizer) -> None:

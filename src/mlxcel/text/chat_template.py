@@ -6,6 +6,7 @@ by a private guard character while the template runs, and encoding treats a guar
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from jinja2 import meta, nodes
 from mlxcel.core.chat import Message, TextPart, ToolCall, ToolSpec
 from mlxcel.core.errors import InvalidRequest, StartupError
 from mlxcel.text.control_text import ControlTextScanner
-from mlxcel.text.template_environment import CompiledTemplate
+from mlxcel.text.template_environment import CompiledTemplate, RenderLimits
 from mlxcel.text.template_messages import (
     Guard,
     TemplateHabits,
@@ -39,6 +40,8 @@ _RESERVED = frozenset(
      "padding", "truncation", "max_length", "tokenizer_kwargs", "raise_exception", "strftime_now", "namespace", "dict",
      "range", "mlxcel_tick"}
 )  # fmt: skip
+_LIMITS = RenderLimits()
+_PROBE_LIMITS = RenderLimits(output_chars=1024 * 1024, operations=20_000, seconds=1.0)
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -63,9 +66,8 @@ class Rendered:
 
     def encode_with_boundaries(self, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Prompt tokens, and for each boundary the number of tokens that lie wholly before it."""
-        ids, starts = tokenizer.encode_with_starts(self._guarded, self._guard)
-        ends = [*starts[1:], len(self.text)]
-        counts = {sum(1 for end in ends if end <= boundary) for boundary in self.boundaries}
+        ids, ends = tokenizer.encode_with_ends(self._guarded, self._guard)
+        counts = {bisect_right(ends, boundary) for boundary in self.boundaries}
         return tuple(ids), tuple(sorted(count for count in counts if 0 < count < len(ids)))
 
     def ends_inside(self, opening: str, closing: str) -> bool:
@@ -83,14 +85,20 @@ class ChatTemplate:
         source: Jinja source; None uses a plain ``User: …`` / ``Assistant:`` transcript.
         special_tokens: template variables such as ``bos_token``.
         control_markers: spellings that must not take effect in text the model did not write.
+        limits: what one rendering may use.
 
     Raises:
         StartupError: the source is not a valid template.
     """
 
     def __init__(
-        self, source: str | None, special_tokens: Mapping[str, str] | None = None, control_markers: Iterable[str] = ()
+        self,
+        source: str | None,
+        special_tokens: Mapping[str, str] | None = None,
+        control_markers: Iterable[str] = (),
+        limits: RenderLimits = _LIMITS,
     ) -> None:
+        self._limits = limits
         self.is_fallback = source is None
         self.source = _FALLBACK_SOURCE if source is None else source
         self._special_tokens = dict(special_tokens or {})
@@ -172,6 +180,9 @@ class ChatTemplate:
         """
         if not messages:
             raise InvalidRequest("messages must not be empty", param="messages")
+        if not self.takes_media:
+            for part in (part for message in messages for part in message.media):
+                raise InvalidRequest(f"this model's chat template takes no {part.kind} input", param="messages")
         variables = self._client_variables(kwargs or {})
         if not variables.get("preserve_thinking"):
             messages = strip_old_thinking(messages)
@@ -199,7 +210,7 @@ class ChatTemplate:
         variables["add_generation_prompt"] = add_generation_prompt
         if request.tools:
             variables["tools"] = template_tools(request.tools, guard)
-        return self._compiled.render(variables)
+        return self._compiled.render(variables, self._limits)
 
     def _make_guard(self, mark: str) -> Guard:
         def guard(text: str) -> str:
@@ -291,7 +302,7 @@ class ChatTemplate:
         if tools:
             variables["tools"] = template_tools(tools, unguarded)
         try:
-            return self._compiled.render(variables)
+            return self._compiled.render(variables, _PROBE_LIMITS)
         except InvalidRequest:
             return None
 

@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -23,13 +24,19 @@ from jinja2.utils import Namespace
 
 from mlxcel.core.errors import InvalidRequest
 
-MAX_OUTPUT_CHARS = 32 * 1024 * 1024
-MAX_OPERATIONS = 5_000_000
-MAX_SECONDS = 10.0
 _MAX_REPEATED_CHARS = 1_000_000
 _MAX_MESSAGE_CHARS = 512
 _TICK = "mlxcel_tick"
 _ESCAPED_NONCHARACTER = re.compile(r"(?<!\\)\\u(fd[de][0-9a-f])")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """What one rendering may use; operations are loop rounds and macro calls."""
+
+    output_chars: int = 32 * 1024 * 1024
+    operations: int = 5_000_000
+    seconds: float = 10.0
 
 
 class TemplateRefusal(jinja2.TemplateError):
@@ -145,13 +152,13 @@ def _build_environment() -> _Environment:
     return environment
 
 
-def _make_tick(deadline: float) -> Callable[[], None]:
+def _make_tick(limit: int, deadline: float) -> Callable[[], None]:
     operations = 0
 
     def tick() -> None:
         nonlocal operations
         operations += 1
-        if operations > MAX_OPERATIONS or (operations & 1023 == 0 and time.monotonic() > deadline):
+        if operations > limit or (operations & 1023 == 0 and time.monotonic() > deadline):
             raise _TooMuchWork("the chat template ran too long")
 
     return tick
@@ -169,20 +176,20 @@ class CompiledTemplate:
         self.tree = environment.parse(source)
         self._template = environment.from_string(source)
 
-    def render(self, variables: Mapping[str, Any]) -> str:
+    def render(self, variables: Mapping[str, Any], limits: RenderLimits) -> str:
         """The rendered text.
 
         Raises:
             InvalidRequest: the template refuses the conversation, fails on it, or exceeds a limit.
         """
-        deadline = time.monotonic() + MAX_SECONDS
+        deadline = time.monotonic() + limits.seconds
         chunks: list[str] = []
         length = 0
         try:
-            for chunk in self._template.generate({**variables, _TICK: _make_tick(deadline)}):
+            for chunk in self._template.generate({**variables, _TICK: _make_tick(limits.operations, deadline)}):
                 chunks.append(chunk)
                 length += len(chunk)
-                if length > MAX_OUTPUT_CHARS or time.monotonic() > deadline:
+                if length > limits.output_chars or time.monotonic() > deadline:
                     raise _TooMuchWork("the rendered conversation is too long")
         except TemplateRefusal as refusal:
             message = _printable(f"the chat template refuses this conversation: {refusal}")

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
+from tokenizers import processors
 
 from mlxcel.core.errors import StartupError
 from mlxcel.text.control_text import ControlTextScanner
@@ -33,6 +34,7 @@ class Tokenizer:
         self._backend = parts.backend
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._backend.post_processor = processors.Sequence([])  # it would trim offsets; what it adds is in the parts
         self.vocab_size = _id_bound(self._backend)
         """One more than the largest token id."""
         added = self._backend.get_added_tokens_decoder()
@@ -153,18 +155,21 @@ class Tokenizer:
         """Like :meth:`encode`, but a spelling right after the character ``guard`` is ordinary text. Guards vanish."""
         return self._encode(text, True, guard)
 
-    def encode_with_starts(self, text: str, guard: str) -> tuple[list[int], list[int]]:
-        """:meth:`encode_guarded`, and for each token the character offset in the guard-free text where it starts."""
+    def encode_with_ends(self, text: str, guard: str) -> tuple[list[int], list[int]]:
+        """:meth:`encode_guarded`, and for each token the character offset in the guard-free text where it ends.
+
+        All tokens of one character that takes several end where the character does.
+        """
         stretches, shifts = self._alias(text, guard)
         ids: list[int] = []
-        starts: list[int] = []
+        ends: list[int] = []
         offset = 0
         for stretch in stretches:
             encoding = self._backend.encode(stretch, add_special_tokens=False)
             ids.extend(self._unalias(encoding.ids))
-            starts.extend(offset + start for start, _ in encoding.offsets)
+            ends.extend(offset + end for _, end in encoding.offsets)
             offset += len(stretch)
-        return ids, _unshift(starts, shifts)
+        return ids, _unshift(ends, shifts)
 
     def _encode(self, text: str, parse_special: bool, guard: str | None) -> list[int]:
         stretches = self._alias(text, guard)[0] if parse_special else _Stretches.of(text)
@@ -319,15 +324,15 @@ class _Stretches:
         return [*self._done, "".join(self._current)]
 
 
-def _unshift(starts: list[int], shifts: list[tuple[int, int]]) -> list[int]:
-    """Map ascending offsets in aliased text back to the text before aliasing."""
+def _unshift(ends: list[int], shifts: list[tuple[int, int]]) -> list[int]:
+    """Map ascending end offsets in aliased text back to the text before aliasing."""
     mapped: list[int] = []
     saved = index = 0
-    for start in starts:
-        while index < len(shifts) and shifts[index][0] < start:
+    for end in ends:
+        while index < len(shifts) and shifts[index][0] < end:
             saved += shifts[index][1]
             index += 1
-        mapped.append(start + saved)
+        mapped.append(end + saved)
     return mapped
 
 
