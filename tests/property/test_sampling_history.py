@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxcel.core.sampling import SamplingParams
+from mlxcel.core.work import RowSpec
+from mlxcel.runners.generate.sampler import adjust
 from mlxcel.runners.generate.sampler.history import DryMatcher, TokenCounts
+from mlxcel.runners.generate.sampler.row import Row
+from mlxcel.runners.generate.sampler.settings import Batch
 
 few_tokens = st.lists(st.integers(0, 4), max_size=60)
 
@@ -108,6 +114,54 @@ def test_a_breaker_of_several_tokens_ends_the_repeat() -> None:
     assert DryMatcher(context, free).penalties()[0].tolist() == [5]
     broken = SamplingParams(dry_multiplier=1.0, dry_allowed_length=3, dry_breaker_sequences=((8, 9),))
     assert DryMatcher(context, broken).penalties()[0].tolist() == []
+
+
+def test_of_breakers_that_start_together_the_longest_counts() -> None:
+    context = [1, 2, 8, 9, 6, 3, 4, 5, 1, 2, 8, 9, 6, 3, 4]
+    for breakers, punished in (
+        (((8, 9),), [5]),  # three tokens since
+        (((8, 9), (8, 9, 6)), []),  # two
+        (((8, 9, 6), (8, 9)), []),
+    ):
+        params = SamplingParams(dry_multiplier=1.0, dry_allowed_length=3, dry_breaker_sequences=breakers)
+        assert DryMatcher(context, params).penalties()[0].tolist() == punished
+
+
+adjusting = st.builds(
+    SamplingParams,
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, 0.4]),
+    presence_penalty=st.sampled_from([0.0, -0.3]),
+    repetition_context_tokens=st.sampled_from([-1, 0, 3, 64]),
+    dry_multiplier=st.sampled_from([0.0, 0.8]),
+    dry_allowed_length=st.just(1),
+    logit_bias=st.sampled_from([(), ((1, 2.5), (4, -math.inf), (1, -1.0)), ((3, 0.1),)]),
+)
+
+
+@given(st.lists(st.tuples(adjusting, few_tokens), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
+@settings(max_examples=150, deadline=None)
+def test_each_row_is_adjusted_by_its_own_settings(rows: list[tuple[SamplingParams, list[int]]], seed: int) -> None:
+    vocab = 8
+    logits = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(seed))
+    opened = [Row.of(RowSpec(number, tuple(prompt), params), vocab) for number, (params, prompt) in enumerate(rows)]
+    batch = Batch.of(opened, vocab, torch.device("cpu"))
+    after = logits.clone()
+    adjust.add_bias(after, batch)
+    adjust.penalise_counts(after, batch)
+    adjust.penalise_repeats(after, batch)
+    for row, (params, prompt) in enumerate(rows):
+        x = logits[row].tolist()
+        for token, value in params.logit_bias:
+            x[token] += value
+        window = params.repetition_context_tokens
+        for token, times in Counter(prompt if window < 0 else prompt[max(len(prompt) - window, 0) :]).items():
+            x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+            x[token] -= times * params.frequency_penalty + params.presence_penalty
+        if params.dry_multiplier:
+            for token, penalty in dry_by_brute_force(prompt, params).items():
+                x[token] -= penalty
+        assert after[row].tolist() == pytest.approx(x, rel=1e-4, abs=1e-5)
 
 
 def test_endless_repeats_stay_finite_and_fast() -> None:

@@ -384,6 +384,13 @@ def test_misuse_raises() -> None:
     assert sampler.sample(torch.zeros(0, 4), []) == []
 
 
+def test_a_prompt_may_hold_ids_without_logits() -> None:
+    params = replace(GREEDY, repetition_penalty=2.0, frequency_penalty=1.0, dry_multiplier=9.0, dry_allowed_length=1)
+    sampler = Sampler(4)
+    sampler.open(RowSpec(0, (2, -7, 2, 999_999, 2, 3, 2), params))
+    assert one(sampler, [1.0, 0.5, 9.0, 9.5]).token_ids == (0,)
+
+
 def test_a_tiny_vocabulary_works_every_way() -> None:
     for vocab in (1, 2, 5):
         for params in MIXED:

@@ -92,12 +92,17 @@ def penalise_counts(logits: torch.Tensor, batch: Batch) -> None:
 def penalise_repeats(logits: torch.Tensor, batch: Batch) -> None:
     """The DRY penalty; see :class:`~mlxcel.runners.generate.sampler.history.DryMatcher`."""
     found = [(place, *dry.penalties()) for place in batch.dry if (dry := batch.rows[place].dry) is not None]
-    found = [entry for entry in found if len(entry[1])]
+    found = [(place, ids[known], amount[known]) for place, ids, amount in found if (known := _known(ids, logits)).any()]
     if not found:
         return
     places = _repeat([place for place, _, _ in found], [len(ids) for _, ids, _ in found], logits.device)
     ids = torch.from_numpy(np.concatenate([ids for _, ids, _ in found])).to(logits.device)
     logits[places, ids] -= torch.from_numpy(np.concatenate([amount for _, _, amount in found])).to(logits.device)
+
+
+def _known(ids: npt.NDArray[np.int64], logits: torch.Tensor) -> npt.NDArray[np.bool_]:
+    """Which ids have logits: a prompt may hold others, in the place of media."""
+    return (ids >= 0) & (ids < logits.shape[1])
 
 
 def _repeat(places: list[int], times: list[int], device: torch.device) -> torch.Tensor:

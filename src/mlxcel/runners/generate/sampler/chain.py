@@ -136,12 +136,11 @@ def _ranked(
     vocab_size = logits.shape[1]
     window = min(window, vocab_size)
     ranked, ids = rowwise.best_tokens(logits, window)
-    finite = ranked[:, :1].isfinite()
     top_p = columns.top_p if uses.top_p else None
     truncate.top_k_and_p(ranked, columns.top_k, top_p, columns.min_keep, log_total)
     if uses.min_p:
         truncate.min_p(ranked, columns.log_min_p, columns.min_keep if uses.min_keep else None)
-    goes_on = finite & (columns.top_k > window) & (ranked[:, -1:] > -torch.inf)
+    goes_on = (columns.top_k > window) & (ranked[:, -1:] > -torch.inf)
     column, found = _finish(ranked, columns, uses, luck, ids)
     chosen = ids.gather(1, column[:, None]).squeeze(1)
     again = goes_on.squeeze(1).nonzero().squeeze(1)

@@ -41,8 +41,7 @@ def p_less(logits: torch.Tensor, temperature: torch.Tensor, min_keep: torch.Tens
     probabilities = torch.softmax(logits / temperature, -1)
     agreement = rowwise.sum_of_squares(probabilities)
     ratio = agreement / probabilities.amax(-1, keepdim=True)
-    # Where p equals the bound, as in an even distribution, rounding must not decide.
-    _cut_below(logits, logits.amax(-1, keepdim=True) + temperature * (ratio.log_() - 1e-5), min_keep)
+    _cut_below(logits, logits.amax(-1, keepdim=True) + temperature * ratio.log_(), min_keep)
 
 
 def typical(logits: torch.Tensor, mass: torch.Tensor, min_keep: torch.Tensor) -> None:
