@@ -26,7 +26,7 @@ LEVEL_FLAGS = {
         "level_avx2": AVX2,
         "level_avx_vnni": [*AVX2, "-mavxvnni"],
         "level_avx512": AVX512,
-        "level_amx": [*AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
+        "level_amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
     },
     "arm": {"level_neon": ["-march=armv8.2-a+dotprod+fp16"]},
     "other": {},

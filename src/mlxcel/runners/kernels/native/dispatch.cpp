@@ -45,10 +45,12 @@ Processor inspect() {
   const bool amx = bit(d, 22) && bit(d, 24) && bit(d, 25);                                  // BF16, TILE, INT8
   p.avx2 = saves_avx && bit(b, 5) && fma && f16c;
   p.avx512 = p.avx2 && saves_avx512 && avx512;
-  p.amx = p.avx512 && saves_tiles && amx && grant_tiles();
   unsigned subleaves = 0;
   __get_cpuid_count(7, 0, &subleaves, &b, &c, &d);
-  if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) p.avx_vnni = p.avx2 && bit(a, 4);
+  if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
+    p.avx_vnni = p.avx2 && bit(a, 4);
+    p.amx = p.avx512 && saves_tiles && amx && bit(a, 5) && grant_tiles();  // 5: AVX512-BF16
+  }
   return p;
 }
 #endif

@@ -65,7 +65,7 @@ void tile_row(const float* x, int width, const mlx::Operand& operand, int row) {
   const int units = width / mlx::kUnit;
   uint16_t* strip = operand.tiles + ((size_t)(row / mlx::kStrip) * units * mlx::kStrip + row % mlx::kStrip) * mlx::kUnit;
   for (int unit = 0; unit < units; unit++, strip += mlx::kStrip * mlx::kUnit)
-    for (int i = 0; i < mlx::kUnit; i++) strip[i] = to_bf16(x[unit * mlx::kUnit + i]);
+    for (int i = 0; i < mlx::kUnit; i += L) store_bf16(strip + i, load(x + unit * mlx::kUnit + i));
 }
 
 void prepare(const float* row, int width, const float* norm, float eps, int forms, const mlx::Operand& operand, int index,

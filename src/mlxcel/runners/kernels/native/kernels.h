@@ -11,12 +11,17 @@ namespace {
 void no_panel(const mlx::Matrix&, int, int, uint16_t*) {}
 void nothing() {}
 
+void linear_of_any_form(const Matrix& m, int, const Operand& x, int row_begin, int row_end, int block_begin, int block_end,
+                        const uint16_t* panel, float* out, long out_stride) {
+  linear(m, x, row_begin, row_end, block_begin, block_end, panel, out, out_stride);
+}
+
 constexpr mlx::Kernels base_kernels() {
   mlx::Kernels table = {};
   table.operand_form = operand_form;
   table.prepare = prepare;
   table.load_panel = no_panel;
-  table.linear = linear;
+  table.linear = linear_of_any_form;
   table.add = add_rows;
   table.gate = gate;
   table.embed = embed;

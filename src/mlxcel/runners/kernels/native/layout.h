@@ -112,7 +112,8 @@ struct Kernels {
                   float* scratch);
   // Converts blocks to bf16 tiles for rows that read tiles; [blocks][in / 32][16][32] at `panel`.
   void (*load_panel)(const Matrix& matrix, int block_begin, int block_end, uint16_t* panel);
-  // out[row - row_begin][16 * (block - block_begin) + lane]; `form` is one of operand_form's values, no bias.
+  // out[row - row_begin][16 * (block - block_begin) + lane], without bias; up to kTileRows rows from a multiple of it, and
+  // `out` has room for kTileRows rows. `form` is what operand_form returned.
   void (*linear)(const Matrix& matrix, int form, const Operand& x, int row_begin, int row_end, int block_begin, int block_end,
                  const uint16_t* panel, float* out, long out_stride);
   // x += factor * (y + bias)
@@ -134,7 +135,7 @@ struct Kernels {
 
 constexpr int kChunk = 256;  // positions whose scores are held at once
 constexpr int kMaxHeadDim = 512;
-constexpr size_t attend_scratch_floats() { return (size_t)kAttendRows * (kChunk + kMaxHeadDim + 16); }
+constexpr size_t attend_scratch_floats() { return (size_t)kAttendRows * (2 * kChunk + 3 * kMaxHeadDim); }
 
 // Null when the build lacks the level.
 const Kernels* portable_kernels();

@@ -45,6 +45,7 @@ void affine_rows(const Matrix& m, const Operand& x, int row, int block, float* o
   constexpr size_t scale_bytes = kScaleBytes<kHalfScales>, record_bytes = (kSplit ? 4 : 2) * scale_bytes;
   constexpr size_t unit_bytes = kBits == 4 ? kUnit * kBlock / 2 : kUnit * kBlock;
   const size_t strip = (size_t)(row / kStrip) * units;
+  const bool fetches = row == 0;  // later rows find the weights in the cache
   for (int lane = 0; lane < kBlock; lane += L) {
     const uint8_t* p = m.data + block * m.block_bytes;
     const int8_t* codes = x.codes + (strip * kStrip + row % kStrip) * kUnit;
@@ -59,7 +60,7 @@ void affine_rows(const Matrix& m, const Operand& x, int row, int block, float* o
         scale2 = load_scales<kHalfScales>(p + 2 * scale_bytes, lane);
         minimum2 = load_scales<kHalfScales>(p + 3 * scale_bytes, lane);
       }
-      if (lane == 0) prefetch_ahead(p, record_bytes);
+      if (fetches && lane == 0) prefetch_ahead(p, record_bytes);
       p += record_bytes;
       for (int unit = 0; unit < record_units; unit++) {
         // Rows inside steps: the rows' sums are independent chains. `second` sums the other group of a split unit.
@@ -67,7 +68,7 @@ void affine_rows(const Matrix& m, const Operand& x, int row, int block, float* o
         for (int r = 0; r < kRows; r++) first[r] = no_dots();
         if constexpr (kSplit)
           for (int r = 0; r < kRows; r++) second[r] = no_dots();
-        if (lane == 0) prefetch_ahead(p, unit_bytes);
+        if (fetches && lane == 0) prefetch_ahead(p, unit_bytes);
 #pragma GCC unroll 4
         for (int s = 0; s < kSteps / 2; s++) {
           C low, high;
@@ -203,7 +204,7 @@ int operand_form(const Matrix& m, int) {
   return m.group < kUnit ? mlx::kFormInt8 | mlx::kFormHalves : mlx::kFormInt8;
 }
 
-void linear(const Matrix& m, int, const Operand& x, int row_begin, int row_end, int block_begin, int block_end, const uint16_t*,
+void linear(const Matrix& m, const Operand& x, int row_begin, int row_end, int block_begin, int block_end, const uint16_t*,
             float* out, long out_stride) {
   const auto run = [&](auto kernel) { kernel(m, x, row_begin, row_end, block_begin, block_end, out, out_stride); };
   const bool split = m.group < kUnit;

@@ -54,6 +54,7 @@ Model::Model(const mlx_config& given)
       pool(kv_block_bytes(given) * given.block_count),
       members(given.threads) {
   const size_t key = key_record_bytes(config.k_type, config.head_dim), value = value_record_bytes(config.v_type, config.head_dim);
+  for (int i = 0; i < config.threads; i++) members[i].index = i;
   for (int i = 0; i < config.layers; i++) {
     KvLayer& kv = layers[i].kv;
     kv.base = pool.data() + (size_t)i * config.kv_heads * (key + value);

@@ -35,6 +35,7 @@ class OperandBuffer {
 
 // What one member of the team works with.
 struct Member {
+  int index;
   OperandBuffer operand;   // of steps with few rows, which every member prepares for itself
   Buffer<float> scratch;   // one row
   Buffer<float> merged;    // one row of attention results

@@ -115,10 +115,11 @@ void pack_dense_block(const Job& job, int block) {
   }
 }
 
-void pack_blocks(void* argument, int) {
+void pack_blocks(void* argument, int member) {
   const Job& job = *(const Job*)argument;
   const bool affine = job.matrix.format == MLX_U4 || job.matrix.format == MLX_U8;
-  for (int block; (block = job.team->next()) < job.matrix.blocks;) (affine ? pack_affine_block : pack_dense_block)(job, block);
+  for (int block; (block = job.team->claim(member, job.matrix.blocks)) >= 0;)
+    (affine ? pack_affine_block : pack_dense_block)(job, block);
 }
 
 size_t block_bytes(const Matrix& m) {

@@ -26,7 +26,6 @@ void require(bool holds, const char* message) {
 
 Plan::Plan(const Model& model, const mlx_batch& batch)
     : row_of_(batch.tokens), parts_(batch.tokens, 1), first_partial_(batch.tokens, -1) {
-  check(model, batch);
   const mlx_config& c = model.config;
   for (int row = 0; row < batch.rows; row++) {
     const int start = batch.row_starts[row], stop = batch.row_starts[row + 1];
@@ -41,9 +40,23 @@ Plan::Plan(const Model& model, const mlx_batch& batch)
         items_.push_back({true, row, token, rows, head, 0, batch.positions[token + rows - 1] + 1, -1});
     }
   }
-  // Long items first: the short ones then fill the gaps at the end.
+  deal(model.config.threads);
+}
+
+// Long items first, so that the short ones fill the gaps at the end, and dealt out like cards: each member begins with a
+// consecutive share of the list.
+void Plan::deal(int members) {
   const auto cost = [](const AttendItem& item) { return (long)item.count * (item.end - item.begin); };
   std::stable_sort(items_.begin(), items_.end(), [&](const AttendItem& a, const AttendItem& b) { return cost(a) > cost(b); });
+  const int count = (int)items_.size();
+  std::vector<AttendItem> dealt(count);
+  int card = 0;
+  for (int round = 0; card < count; round++)
+    for (int member = 0; member < members; member++) {
+      const int begin = (int)((long)count * member / members), end = (int)((long)count * (member + 1) / members);
+      if (begin + round < end) dealt[begin + round] = items_[card++];
+    }
+  items_ = std::move(dealt);
 }
 
 void Plan::add_parts(const Model& model, const mlx_batch& batch, int row, int token) {
@@ -63,7 +76,7 @@ void Plan::add_parts(const Model& model, const mlx_batch& batch, int row, int to
     }
 }
 
-void Plan::check(const Model& model, const mlx_batch& b) const {
+void check_batch(const Model& model, const mlx_batch& b) {
   const mlx_config& c = model.config;
   require(b.tokens > 0 && b.rows > 0 && b.outputs >= 0 && b.max_blocks > 0, "a batch needs tokens and rows");
   require(b.row_starts[0] == 0 && b.row_starts[b.rows] == b.tokens, "row_starts must run from 0 to the number of tokens");

@@ -1,4 +1,6 @@
 // One matrix product on its own, for tests and benchmarks.
+#include <string.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -29,21 +31,19 @@ void multiply(void* argument, int member) {
   const Operand operand = p.memory.view(m.in);
   float* scratch = p.scratch[member].reserve(std::max<size_t>(m.padded_in, (size_t)kTileRows * kTaskBlocks * kBlock));
   p.kernels.begin();
-  for (int row; (row = p.team.next()) < p.rows;)
+  for (int row; (row = p.team.claim(member, p.rows)) >= 0;)
     p.kernels.prepare(p.x + (size_t)row * m.in, m.in, nullptr, 0.0f, p.form, operand, row, scratch);
   p.team.barrier();
   uint16_t* panel = p.form & kFormTiles ? p.panels[member].reserve((size_t)kTaskBlocks * kBlock * m.padded_in) : nullptr;
-  for (int begin; (begin = p.team.next() * kTaskBlocks) < m.blocks;) {
-    const int end = std::min(begin + kTaskBlocks, m.blocks), columns = std::min(end * kBlock, m.out) - begin * kBlock;
+  for (int task; (task = p.team.claim(member, (m.blocks + kTaskBlocks - 1) / kTaskBlocks)) >= 0;) {
+    const int begin = task * kTaskBlocks, end = std::min(begin + kTaskBlocks, m.blocks), columns = std::min(end * kBlock, m.out) - begin * kBlock;
     if (panel) p.kernels.load_panel(m, begin, end, panel);
     for (int row = 0; row < p.rows; row += kTileRows) {
       const int count = std::min(kTileRows, p.rows - row);
       p.kernels.linear(m, p.form, operand, row, row + count, begin, end, panel, scratch, kTaskBlocks * kBlock);
-      for (int i = 0; i < count; i++)
-        for (int c = 0; c < columns; c++) {
-          const float bias = m.bias ? m.bias[begin * kBlock + c] : 0.0f;
-          p.y[(size_t)(row + i) * m.out + begin * kBlock + c] = scratch[i * kTaskBlocks * kBlock + c] + bias;
-        }
+      float* target = p.y + (size_t)row * m.out + begin * kBlock;
+      for (int i = 0; i < count; i++) memset(target + (size_t)i * m.out, 0, columns * sizeof(float));
+      p.kernels.add(target, m.out, scratch, kTaskBlocks * kBlock, count, columns, m.bias ? m.bias + begin * kBlock : nullptr, 1.0f);
     }
   }
   p.kernels.end();

@@ -10,7 +10,8 @@ namespace {
 
 // With so few rows every member prepares the whole operand for itself, which costs less than meeting at a barrier.
 constexpr int kPrivateRows = 4;
-constexpr int kTasksPerMember = 8;
+// Tasks per member of a product. With tiles a task reads all activations once, so fewer and larger ones are better.
+constexpr int kTasksPerMember = 8, kTileTasksPerMember = 3;
 constexpr int kMaxTaskBlocks = 8;
 
 }  // namespace
@@ -43,7 +44,7 @@ void Step::run(int member) {
   me.merged.reserve((size_t)config_.heads * config_.head_dim);
   me.operand.reserve(std::min(batch_.tokens, kPrivateRows), widest_, forms_);
   kernels_.begin();
-  embed();
+  embed(me);
   int rows = batch_.tokens;
   float* hidden = hidden_;
   const auto hidden_row = [&](int row) { return hidden + (size_t)row * config_.hidden; };
@@ -56,7 +57,7 @@ void Step::run(int member) {
     // What follows the last attention matters only for the rows whose logits are wanted.
     const bool trims = last && batch_.outputs < batch_.tokens;
     if (trims) {
-      keep_outputs();
+      keep_outputs(me);
       hidden = kept_;
       rows = batch_.outputs;
       if (!rows) break;
@@ -71,8 +72,8 @@ void Step::run(int member) {
   kernels_.end();
 }
 
-void Step::embed() {
-  for (int token; (token = model_.team.next()) < batch_.tokens;)
+void Step::embed(Member& me) {
+  for (int token; (token = claim(me, batch_.tokens)) >= 0;)
     kernels_.embed(model_.embedding, batch_.token_ids[token], config_.embedding_multiplier,
                    hidden_ + (size_t)token * config_.hidden);
   model_.team.barrier();
@@ -90,7 +91,7 @@ Operand Step::operand(std::initializer_list<const Matrix*> matrices, int rows, c
     kernels_.prepare(row_at(row), width, norm, config_.norm_eps, forms, operand, row, me.scratch.get());
   };
   if (shared) {
-    for (int row; (row = model_.team.next()) < rows;) prepare(row);
+    for (int row; (row = claim(me, rows)) >= 0;) prepare(row);
     model_.team.barrier();
   } else {
     for (int row = 0; row < rows; row++) prepare(row);
@@ -111,15 +112,16 @@ void Step::multiply(const Matrix& matrix, const Operand& x, int row_count, int r
                   panel, out, stride);
 }
 
-int Step::task_blocks(const Matrix& matrix) const {
-  const int even = matrix.blocks / (model_.team.members() * kTasksPerMember);
+int Step::task_blocks(const Matrix& matrix, int rows) const {
+  const bool tiles = kernels_.operand_form(matrix, rows) & kFormTiles;
+  const int even = matrix.blocks / (model_.team.members() * (tiles ? kTileTasksPerMember : kTasksPerMember));
   return std::clamp(even / 2 * 2, 2, kMaxTaskBlocks);
 }
 
 void Step::attention_inputs(const Layer& layer, const Operand& x, Member& me) {
   const int heads = config_.heads, kv_heads = config_.kv_heads, blocks = config_.head_dim / kBlock, rows = batch_.tokens;
   float* tile = me.tile.get();
-  for (int task; (task = model_.team.next()) < heads + 2 * kv_heads;) {
+  for (int task; (task = claim(me, heads + 2 * kv_heads)) >= 0;) {
     const int slot = task < heads ? MLX_Q : task < heads + kv_heads ? MLX_K : MLX_V;
     const int head = slot == MLX_Q ? task : (task - heads) % kv_heads;
     const Matrix& matrix = layer.matrices[slot];
@@ -172,7 +174,7 @@ void Step::attend(const Layer& layer, bool only_outputs, Member& me) {
   task.kv = &layer.kv;
   task.window = layer.window;
   task.scratch = me.attention.get();
-  for (int index; (index = model_.team.next()) < (int)plan_.items().size();) {
+  for (int index; (index = claim(me, (int)plan_.items().size())) >= 0;) {
     const AttendItem& item = plan_.items()[index];
     if (only_outputs) {
       const int32_t* wanted = std::lower_bound(batch_.logit_indices, outputs_end, item.token);
@@ -215,18 +217,18 @@ const float* Step::attended_row(int token, Member& me) const {
   return row;
 }
 
-void Step::keep_outputs() {
-  for (int i; (i = model_.team.next()) < batch_.outputs;)
+void Step::keep_outputs(Member& me) {
+  for (int i; (i = claim(me, batch_.outputs)) >= 0;)
     memcpy(kept_ + (size_t)i * config_.hidden, hidden_ + (size_t)batch_.logit_indices[i] * config_.hidden,
            config_.hidden * sizeof(float));
   model_.team.barrier();
 }
 
 void Step::add(const Matrix& matrix, const Operand& x, float* hidden, int rows, Member& me) {
-  const int blocks = task_blocks(matrix), stride = blocks * kBlock;
+  const int blocks = task_blocks(matrix, rows), stride = blocks * kBlock;
   float* tile = me.tile.get();
-  for (int begin; (begin = model_.team.next() * blocks) < matrix.blocks;) {
-    const int end = std::min(begin + blocks, matrix.blocks), column = begin * kBlock;
+  for (int task; (task = claim(me, (matrix.blocks + blocks - 1) / blocks)) >= 0;) {
+    const int begin = task * blocks, end = std::min(begin + blocks, matrix.blocks), column = begin * kBlock;
     const uint16_t* tiles = panel(matrix, rows, begin, end, me);
     for (int row = 0; row < rows; row += kTileRows) {
       const int count = std::min(kTileRows, rows - row);
@@ -241,11 +243,11 @@ void Step::add(const Matrix& matrix, const Operand& x, float* hidden, int rows, 
 
 void Step::gate(const Layer& layer, const Operand& x, int rows, Member& me) {
   const Matrix &gate = layer.matrices[MLX_GATE], &up = layer.matrices[MLX_UP];
-  const int blocks = task_blocks(gate), stride = blocks * kBlock;
+  const int blocks = task_blocks(gate, rows), stride = blocks * kBlock;
   float* gate_tile = me.tile.get();
   float* up_tile = gate_tile + (size_t)kTileRows * stride;
-  for (int begin; (begin = model_.team.next() * blocks) < gate.blocks;) {
-    const int end = std::min(begin + blocks, gate.blocks), column = begin * kBlock;
+  for (int task; (task = claim(me, (gate.blocks + blocks - 1) / blocks)) >= 0;) {
+    const int begin = task * blocks, end = std::min(begin + blocks, gate.blocks), column = begin * kBlock;
     const uint16_t* gate_tiles = panel(gate, rows, begin, end, me);
     const uint16_t* up_tiles = panel(up, rows, begin, end, me, 1);
     for (int row = 0; row < rows; row += kTileRows) {
@@ -262,10 +264,10 @@ void Step::gate(const Layer& layer, const Operand& x, int rows, Member& me) {
 
 void Step::project_logits(const Operand& x, Member& me) {
   const Matrix& matrix = model_.head;
-  const int blocks = task_blocks(matrix), stride = blocks * kBlock, rows = batch_.outputs;
+  const int rows = batch_.outputs, blocks = task_blocks(matrix, rows), stride = blocks * kBlock;
   float* tile = me.tile.get();
-  for (int begin; (begin = model_.team.next() * blocks) < matrix.blocks;) {
-    const int end = std::min(begin + blocks, matrix.blocks), column = begin * kBlock;
+  for (int task; (task = claim(me, (matrix.blocks + blocks - 1) / blocks)) >= 0;) {
+    const int begin = task * blocks, end = std::min(begin + blocks, matrix.blocks), column = begin * kBlock;
     const int columns = std::min(end * kBlock, matrix.out) - column;
     const uint16_t* tiles = panel(matrix, rows, begin, end, me);
     for (int row = 0; row < rows; row += kTileRows) {
@@ -281,9 +283,51 @@ void Step::project_logits(const Operand& x, Member& me) {
   model_.team.barrier();
 }
 
-void forward(Model& model, const mlx_batch& batch, float* logits) {
+namespace {
+
+// Tokens run at once. More would not be faster, but their activations would leave the second-level cache, and the buffers
+// of a step would grow with them.
+constexpr int kPassTokens = 512;
+
+// Tokens [begin, end) of a batch as a batch of their own. A row that is cut goes on in the next pass.
+struct Pass {
+  mlx_batch batch;
+  std::vector<int32_t> row_starts, logit_indices;
+
+  Pass(const mlx_batch& whole, int begin, int end) : batch(whole) {
+    int first = 0;
+    while (whole.row_starts[first + 1] <= begin) first++;
+    row_starts.push_back(0);
+    for (int row = first; row < whole.rows && whole.row_starts[row] < end; row++)
+      row_starts.push_back(std::min(whole.row_starts[row + 1], end) - begin);
+    for (int i = 0; i < whole.outputs; i++)
+      if (whole.logit_indices[i] >= begin && whole.logit_indices[i] < end) logit_indices.push_back(whole.logit_indices[i] - begin);
+    batch.tokens = end - begin;
+    batch.rows = (int)row_starts.size() - 1;
+    batch.outputs = (int)logit_indices.size();
+    batch.token_ids += begin;
+    batch.positions += begin;
+    batch.block_tables += (size_t)first * whole.max_blocks;
+    batch.row_starts = row_starts.data();
+    batch.logit_indices = logit_indices.data();
+  }
+};
+
+void run(Model& model, const mlx_batch& batch, float* logits) {
   Step step(model, batch, logits);
   model.team.run([](void* argument, int member) { ((Step*)argument)->run(member); }, &step);
+}
+
+}  // namespace
+
+void forward(Model& model, const mlx_batch& batch, float* logits) {
+  check_batch(model, batch);
+  if (batch.tokens <= kPassTokens) return run(model, batch, logits);
+  for (int begin = 0; begin < batch.tokens; begin += kPassTokens) {
+    const Pass pass(batch, begin, std::min(begin + kPassTokens, batch.tokens));
+    run(model, pass.batch, logits);
+    logits += (size_t)pass.batch.outputs * model.config.vocab;
+  }
 }
 
 }  // namespace mlx

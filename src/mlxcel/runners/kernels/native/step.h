@@ -7,6 +7,9 @@
 
 namespace mlx {
 
+// Throws std::invalid_argument when a batch does not fit the model.
+void check_batch(const Model& model, const mlx_batch& batch);
+
 // Attention of a tile of prompt tokens of one query head over their whole context, or of one token's query heads of one
 // key/value head over a part of it.
 struct AttendItem {
@@ -32,7 +35,7 @@ class Plan {
   int partial_count() const { return partial_count_; }
 
  private:
-  void check(const Model& model, const mlx_batch& batch) const;
+  void deal(int members);
   void add_parts(const Model& model, const mlx_batch& batch, int row, int token);
 
   std::vector<int> row_of_, parts_, first_partial_;
@@ -46,12 +49,12 @@ class Step {
   void run(int member);
 
  private:
-  void embed();
+  void embed(Member& me);
   void attention_inputs(const Layer& layer, const Operand& x, Member& me);
   void finish_heads(const Layer& layer, int slot, int head, int row_begin, int rows, float* tile, long stride);
   void attend(const Layer& layer, bool only_outputs, Member& me);
   const float* attended_row(int token, Member& me) const;
-  void keep_outputs();
+  void keep_outputs(Member& me);
   void add(const Matrix& matrix, const Operand& x, float* hidden, int rows, Member& me);
   void gate(const Layer& layer, const Operand& x, int rows, Member& me);
   void project_logits(const Operand& x, Member& me);
@@ -63,7 +66,8 @@ class Step {
                 const uint16_t* panel, float* out, long stride) const;
   // Loads a panel when the rows of this product read one.
   const uint16_t* panel(const Matrix& matrix, int rows, int block_begin, int block_end, Member& me, int which = 0) const;
-  int task_blocks(const Matrix& matrix) const;
+  int task_blocks(const Matrix& matrix, int rows) const;
+  int claim(const Member& me, int tasks) const { return model_.team.claim(me.index, tasks); }
 
   Model& model_;
   const mlx_config& config_;

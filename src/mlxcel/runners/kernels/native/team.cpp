@@ -24,7 +24,7 @@ inline void pause() {
 
 }  // namespace
 
-Team::Team(int members) : members_(members) {
+Team::Team(int members) : members_(members), counters_(members) {
   for (int member = 1; member < members; member++) threads_.emplace_back([this, member] { work(member); });
 }
 
@@ -41,7 +41,6 @@ Team::~Team() {
 void Team::run(void (*body)(void*, int), void* argument) {
   body_ = body;
   argument_ = argument;
-  task_.store(0, std::memory_order_relaxed);
   bool sleeping;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -70,11 +69,23 @@ void Team::work(int member) {
   }
 }
 
+int Team::claim(int member, int tasks) {
+  for (int i = 0; i < members_; i++) {
+    const int owner = (member + i) % members_;
+    const int begin = (int)((long)tasks * owner / members_), end = (int)((long)tasks * (owner + 1) / members_);
+    std::atomic<int>& taken = counters_[owner].taken;
+    if (begin + taken.load(std::memory_order_relaxed) >= end) continue;
+    const int task = begin + taken.fetch_add(1, std::memory_order_relaxed);
+    if (task < end) return task;
+  }
+  return -1;
+}
+
 void Team::barrier() {
   const unsigned phase = phase_.load(std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) == members_ - 1) {
     arrived_.store(0, std::memory_order_relaxed);
-    task_.store(0, std::memory_order_relaxed);
+    for (Counter& counter : counters_) counter.taken.store(0, std::memory_order_relaxed);
     phase_.store(phase + 1, std::memory_order_release);
     return;
   }

@@ -22,8 +22,9 @@ class Team {
   // Runs body(argument, member) on all members and returns when all are done.
   void run(void (*body)(void*, int), void* argument);
 
-  // Inside a run: the next task number, from 0. barrier() starts the count again.
-  int next() { return task_.fetch_add(1, std::memory_order_relaxed); }
+  // Inside a run: the next of `tasks` tasks for a member, -1 when none is left. A member goes through a range of its own in
+  // order, which suits memory it streams through, and then helps the others out. barrier() makes all tasks new.
+  int claim(int member, int tasks);
 
   // Inside a run: waits for all members.
   void barrier();
@@ -40,7 +41,10 @@ class Team {
   std::condition_variable wake_;
   int sleepers_ = 0;  // under mutex_
   alignas(64) std::atomic<unsigned> run_{0};
-  alignas(64) std::atomic<int> task_{0};
+  struct alignas(64) Counter {
+    std::atomic<int> taken{0};
+  };
+  std::vector<Counter> counters_;  // per member, tasks taken from its range
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<unsigned> phase_{0};
 };
