@@ -102,7 +102,7 @@ class ConstraintFactory:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._known: OrderedDict[str, llguidance.LLMatcher | str] = OrderedDict()  # compiled, or the complaint
         self._controls = ControlTextScanner(
             tokenizer.piece(token_id) for token_id in tokenizer.special_ids if tokenizer.piece(token_id)
         )
@@ -119,6 +119,7 @@ class ConstraintFactory:
         Raises:
             InvalidRequest: the vocabulary is not supported, or the schema or grammar is invalid, too large or too complex,
                 or says something that cannot be enforced.
+            TimedOut: too many other grammars were waiting to be compiled.
         """
         if not self.is_supported:
             raise InvalidRequest(
@@ -129,19 +130,18 @@ class ConstraintFactory:
         key = hashlib.sha256(source.grammar.encode("utf-8", "replace")).hexdigest()
         with self._lock:
             vocabulary = self._index()
-            pristine = self._compiled.get(key)
-            if pristine is not None:
-                self._compiled.move_to_end(key)
-        if pristine is None:
+            verdict = self._known.get(key)
+        if verdict is None:
             complaint = self._trial.complaint(source.trial_grammar or source.grammar, deadline_s)
-            if complaint:
-                raise InvalidRequest(_explain(complaint, source.what), param=source.param)
-            pristine = _compile(vocabulary, source)
+            verdict = complaint or _compile(vocabulary, source)
         with self._lock:
-            self._compiled[key] = pristine
-            while len(self._compiled) > _CACHED_GRAMMARS:
-                self._compiled.popitem(last=False)
-            return _Constraint(pristine.deep_copy(), (vocabulary.vocab_size + 31) // 32)
+            self._known[key] = verdict
+            self._known.move_to_end(key)
+            while len(self._known) > _CACHED_GRAMMARS:
+                self._known.popitem(last=False)
+            if isinstance(verdict, str):
+                raise InvalidRequest(_explain(verdict, source.what), param=source.param)
+            return _Constraint(verdict.deep_copy(), (vocabulary.vocab_size + 31) // 32)
 
     def close(self) -> None:
         """Release the helper process. Compiled constraints stay usable."""

@@ -22,12 +22,15 @@ from typing import IO
 
 import llguidance
 
+from mlxcel.core.errors import TimedOut
+
 MAX_GRAMMAR_SIZE = 100_000
 MAX_LEXER_STATES = 50_000
 TOO_COMPLEX = "the grammar is too complex"
 _CHILD_MEMORY_BYTES = 4 * 1024**3
 _CHILD_STACK_BYTES = 4 * 1024**2  # half of what the server's own threads have
 _CHILD_ALARM_S = 60
+_MAX_WAIT_S = 30.0
 
 
 def parser_limits() -> llguidance.LLParserLimits:
@@ -46,13 +49,16 @@ class GrammarTrial:
         self._finalizer: weakref.finalize[[subprocess.Popen[bytes]], GrammarTrial] | None = None
 
     def complaint(self, grammar: str, deadline_s: float) -> str:
-        """What is wrong with ``grammar``: empty when it compiles within ``deadline_s``, else the compiler's message."""
-        deadline = time.monotonic() + deadline_s
-        if not self._lock.acquire(timeout=deadline_s):
-            return TOO_COMPLEX
+        """What is wrong with ``grammar``: empty when it compiles within ``deadline_s``, else the compiler's message.
+
+        Raises:
+            TimedOut: too many other grammars were waiting.
+        """
+        if not self._lock.acquire(timeout=_MAX_WAIT_S):
+            raise TimedOut("too many schemas are being compiled; try again later")
         try:
             child = self._running_child()
-            answer = _ask(child, grammar, deadline)
+            answer = _ask(child, grammar, time.monotonic() + deadline_s)
             if answer is None:
                 self._discard()
                 return TOO_COMPLEX
