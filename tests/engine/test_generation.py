@@ -76,15 +76,16 @@ def test_consecutive_device_faults_stop_the_engine() -> None:
 
 
 @pytest.mark.parametrize("fault", [MemoryError(), type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory")])
-def test_out_of_memory_costs_only_the_newest_row(fault: Exception) -> None:
-    bench = EngineBench(faults={2: fault})
-    bench.submit(make_work("old"), make_work("mid"))
+@pytest.mark.parametrize("state", ["paged", "snapshot"])
+def test_out_of_memory_costs_only_the_newest_row(fault: Exception, state: str) -> None:
+    bench = EngineBench(faults={2: fault}, info=small_model(state=state))
+    bench.submit(make_work("old", 40), make_work("mid", range(500, 540)))
     bench.step()
     bench.submit(make_work("new"))
     bench.finish()
     assert "memory" in bench.failed("new").error.message
-    for id in ("old", "mid"):
-        assert bench.tokens(id) == tokens_for(make_work(id).prompt_ids)[:8]
+    assert bench.tokens("old") == tokens_for(make_work(prompt=40).prompt_ids)[:8]
+    assert bench.tokens("mid") == tokens_for(tuple(range(500, 540)))[:8]
 
 
 def test_unusable_works_fail_without_a_slot() -> None:

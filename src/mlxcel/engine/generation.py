@@ -99,13 +99,7 @@ class GenerationRunner:
         row = self._rows.get(work_id)
         if row is None or row.state is RowState.ENDED:
             return
-        now_s = self._clock()
-        if row.state is RowState.WAITING:
-            self._queue.remove(row)
-            row.state = RowState.ENDED
-            self._events.append(Finished(work_id, FinishReason.CANCELLED, row.usage(), row.timings(now_s), row.truncated))
-        else:
-            self._settler.finish(row, FinishReason.CANCELLED, now_s)
+        self._settler.finish(row, FinishReason.CANCELLED, self._clock())
 
     def step(self) -> Sequence[EngineEvent]:
         plan = self.schedule()
@@ -196,7 +190,6 @@ class GenerationRunner:
         """Only a row that lost its slot can be late for its next token: the others get one in every step."""
         for row in self._queue:
             if row.last_token_s >= 0 and now_s - row.last_token_s > self._config.decode_timeout_s:
-                self._queue.remove(row)
                 self._fail(row, TimedOut("the request produced no token for too long"))
 
     def _on_fault(self, plan: StepPlan, error: Exception) -> None:
@@ -219,7 +212,7 @@ class GenerationRunner:
     def _restore(self, row: Row) -> None:
         """The failed step may have left anything in the runner: set the row back to its last settled state."""
         if self.model.info.state == "snapshot":
-            self._admission.suspend(row)
+            self._admission.suspend(row, sound=False)
             return
         try:
             self._table.reopen(row)

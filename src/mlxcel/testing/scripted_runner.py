@@ -44,6 +44,7 @@ class _Row:
     history: list[int]  # prompt and generated tokens
     computed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
+    is_torn: bool = False  # a step failed with this row in it; its state is undefined until it is opened again
 
 
 class ScriptedRunner:
@@ -123,6 +124,8 @@ class ScriptedRunner:
         self.plans.append(plan)
         self._spend(plan)
         if fault is not None:
+            for step in plan.rows:
+                self._rows[step.row_id].is_torn = True
             raise fault
         return StepResult(tuple(self._run_row(step) for step in plan.rows))
 
@@ -134,6 +137,8 @@ class ScriptedRunner:
 
     def snapshot(self, row_id: int) -> int | None:
         row = self._rows[row_id]
+        if row.is_torn:
+            self._breach(f"row {row_id} is copied after a failed step")
         handle = next(self._handles)
         self._snapshots[handle] = tuple(row.history[: row.computed_tokens])
         return handle
@@ -176,6 +181,8 @@ class ScriptedRunner:
         row = self._rows.get(step.row_id)
         if row is None:
             self._breach(f"row {step.row_id} is run but not open")
+        if row.is_torn:
+            self._breach(f"row {step.row_id} goes on after a failed step")
         self._hold(row, step.new_blocks)
         self._feed(row, step, (*step.token_ids, *step.draft_ids))
         if not step.sample:

@@ -9,7 +9,7 @@ from mlxcel.core.errors import GenerationFailed, MemoryBudgetExceeded, MlxcelErr
 from mlxcel.engine.config import EngineConfig
 from mlxcel.engine.sched.ledger import StateLedger
 from mlxcel.engine.sched.queue import RowQueue
-from mlxcel.engine.sched.row import Row
+from mlxcel.engine.sched.row import Row, RowState
 from mlxcel.engine.sched.table import RowTable
 from mlxcel.engine.stats import EngineCounters
 
@@ -41,9 +41,14 @@ class Admission:
             if not self._open(row, now_s):
                 return
 
-    def suspend(self, row: Row) -> None:
-        """Put an open row back into the queue; it will be computed anew."""
-        self._table.suspend(row)
+    def withdraw(self, row: Row) -> None:
+        """Take a waiting row out for good."""
+        self._queue.remove(row)
+        row.state = RowState.ENDED
+
+    def suspend(self, row: Row, *, sound: bool = True) -> None:
+        """Put an open row back into the queue, to be computed anew; ``sound`` as in :meth:`RowTable.end`."""
+        self._table.suspend(row, sound=sound)
         self._queue.add(row)
 
     def preempt(self, row: Row) -> None:
@@ -68,7 +73,6 @@ class Admission:
             opened = False
         except Exception as error:
             log.exception("row %d could not be opened", row.row_id)
-            self._queue.remove(row)
             shown = error if isinstance(error, MlxcelError) else GenerationFailed("the request could not be started")
             self._fail(row, shown)
             return True
@@ -80,7 +84,6 @@ class Admission:
             return True
         if self._table.running:
             return False
-        self._queue.remove(row)
         info = self._table.info
         budget_bytes = info.block_count * info.block_tokens * info.bytes_per_token
         self._fail(row, MemoryBudgetExceeded(len(row.tokens) * info.bytes_per_token + info.state_bytes, budget_bytes))

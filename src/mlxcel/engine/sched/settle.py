@@ -74,18 +74,21 @@ class Settler:
         return done
 
     def finish(self, row: Row, reason: FinishReason, now_s: float) -> None:
-        """End an open row and report it."""
-        self._table.end(row, sound=True)
-        self._counters.sequences_completed += 1
+        """End a row, open or waiting, and report it."""
+        self._close(row, sound=True)
         self._events.append(Finished(row.work.id, reason, row.usage(), row.timings(now_s), row.truncated))
 
     def fail(self, row: Row, error: MlxcelError) -> None:
         """End a row, open or waiting, with an error."""
-        if row.state in (RowState.PREFILL, RowState.DECODE):
-            self._table.end(row, sound=False)
-            self._counters.sequences_completed += 1
-        row.state = RowState.ENDED
+        self._close(row, sound=False)
         self._events.append(Failed(row.work.id, error))
+
+    def _close(self, row: Row, *, sound: bool) -> None:
+        if row.state is RowState.WAITING:
+            self._admission.withdraw(row)
+        else:
+            self._table.end(row, sound=sound)
+        self._counters.sequences_completed += row.admitted_s >= 0
 
     def _fail(self, row: Row, error: Exception) -> None:
         if not isinstance(error, MlxcelError):

@@ -59,9 +59,9 @@ class RowTable:
         self._model.close(row.row_id)
         self._model.open(row.spec())
 
-    def suspend(self, row: Row) -> None:
+    def suspend(self, row: Row, *, sound: bool) -> None:
         """Take slot, blocks and state from a row that is to go on later."""
-        self._leave(row, sound=True)
+        self._leave(row, sound=sound)
         row.forget_state()
 
     def end(self, row: Row, *, sound: bool) -> None:
