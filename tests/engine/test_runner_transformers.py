@@ -163,6 +163,11 @@ def test_a_config_that_transformers_itself_cannot_run_is_one_line(tmp_path: Path
         load(folder)
 
 
+def test_a_model_that_reads_both_ways_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="xlm does not read from left to right"):
+        load(write_tiny_checkpoint("xlm", tmp_path))
+
+
 def test_code_from_a_checkpoint_never_runs_by_itself(tmp_path: Path) -> None:
     folder = write_tiny_checkpoint("llama", tmp_path)
     config = (folder / "config.json").read_text()

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from mlxcel.core.errors import StartupError
 from mlxcel.runners.generate.hf.self_check import PIECES, Reference
 
 Feeding = Literal["pieces", "tokens", "recompute"]
@@ -110,7 +111,11 @@ class RowFeeder:
 
 
 def choose_feeder(model: PreTrainedModel, reference: Reference) -> tuple[RowFeeder, str]:
-    """A feeder that continues rows the fastest way that gives the plain forward pass's logits, and why not a faster one."""
+    """A feeder that continues rows the fastest way that gives the plain forward pass's logits, and why not a faster one.
+
+    Raises:
+        StartupError: no way does, because a token's logits depend on the tokens after it.
+    """
     reason = ""
     ways: tuple[Feeding, ...] = ("pieces", "tokens")
     for feeding in ways:
@@ -122,7 +127,10 @@ def choose_feeder(model: PreTrainedModel, reference: Reference) -> tuple[RowFeed
         except Exception as error:  # modules of any family may raise anything; the next way is tried
             problem = f"fails ({type(error).__name__})"
         reason = f"; continuing its cache by {feeding} {problem}"
-    return RowFeeder(model, "recompute"), f"{reason}; every step runs the whole row again"
+    feeder = RowFeeder(model, "recompute")
+    if not _continues(feeder, reference, PIECES[:1]):
+        raise StartupError(f"{model.config.model_type} does not read from left to right, so it cannot generate text")
+    return feeder, f"{reason}; every step runs the whole row again"
 
 
 def find_slots(model: PreTrainedModel, reference: Reference) -> list[ModuleSlot]:
@@ -145,11 +153,11 @@ def _tensor_attributes(model: PreTrainedModel) -> dict[ModuleSlot, torch.Tensor]
     }
 
 
-def _continues(feeder: RowFeeder, reference: Reference) -> bool:
+def _continues(feeder: RowFeeder, reference: Reference, steps: Sequence[tuple[int, ...]] = PIECES) -> bool:
     """Feed two rows in turns, in pieces."""
-    states = [RowState() for _ in PIECES[0]]
+    states = [RowState() for _ in steps[0]]
     errors = []
-    for pieces in PIECES:
+    for pieces in steps:
         for row, count in enumerate(pieces):
             start = states[row].length
             logits = feeder.feed(states[row], reference.prompts[row][start : start + count])

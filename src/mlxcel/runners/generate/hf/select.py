@@ -35,7 +35,7 @@ def build_transformers_runner(
         why: why no native decoder serves it.
 
     Raises:
-        StartupError: transformers cannot load or run it.
+        StartupError: transformers cannot load or run it, or it is no causal model.
     """
     config = load_config(checkpoint, options)
     context_tokens = window_tokens(options, declared_window_tokens(config.to_dict()))
