@@ -157,6 +157,22 @@ class TestBeginning:
             assert (template.render([user("hi")]).encode(tokenizer)[0] == tokenizer.bos_id) is adds_bos
 
 
+def test_a_model_s_second_template_serves_requests_with_tools(tmp_path: Path) -> None:
+    folder = write_tiny_tokenizer(tmp_path)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    tool_use = "{{ tools | map(attribute='function.name') | join }}:{{ messages[0].content }}"
+    config["chat_template"] = [
+        {"name": "default", "template": "{{ messages[0].content }}"},
+        {"name": "tool_use", "template": tool_use},
+    ]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    template = ChatTemplate.from_tokenizer(load_tokenizer(folder))
+    assert template.supports_tools
+    assert template.tool_source == tool_use
+    assert template.render([user("hi")]).text == "hi"
+    assert template.render([user("hi")], tools=(ToolSpec("f"),)).text == "f:hi"
+
+
 class TestBoundaries:
     def prefixes(self, tokenizer: Tokenizer, rendered: Rendered) -> list[str]:
         ids, counts = rendered.encode_with_boundaries(tokenizer)

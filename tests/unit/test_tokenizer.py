@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -262,3 +264,10 @@ class TestFolders:
     def test_an_empty_folder_says_what_is_missing(self, tmp_path: Path) -> None:
         with pytest.raises(StartupError, match=r"expected tokenizer\.json"):
             load_tokenizer(tmp_path)
+
+
+def test_the_text_path_starts_without_tensors() -> None:
+    """Counting tokens or printing help must not wait a second for torch or transformers."""
+    rooms = "tokenizer, hf_tokenizer, gguf_tokenizer, chat_template, constrain, detokenize, stop"
+    code = f"from mlxcel.text import {rooms}; import sys; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

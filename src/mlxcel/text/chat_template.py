@@ -99,6 +99,7 @@ class ChatTemplate:
         limits: RenderLimits = _LIMITS,
     ) -> None:
         self._limits = limits
+        self._for_tools: ChatTemplate | None = None  # some models ship a second template for requests with tools
         self.is_fallback = source is None
         self.source = _FALLBACK_SOURCE if source is None else source
         self._special_tokens = dict(special_tokens or {})
@@ -119,7 +120,11 @@ class ChatTemplate:
         special_tokens = dict(tokenizer.special_tokens)
         if chosen is None and not tokenizer.adds_bos:
             special_tokens.pop("bos_token", None)
-        return cls(chosen, special_tokens, tokenizer.control_markers)
+        template = cls(chosen, special_tokens, tokenizer.control_markers)
+        with_tools = tokenizer.named_templates.get("tool_use")
+        if source is None and with_tools is not None:
+            template._for_tools = cls(with_tools, special_tokens, tokenizer.control_markers)
+        return template
 
     # ---- what the template can do -------------------------------------------------------------------------------------
 
@@ -131,8 +136,14 @@ class ChatTemplate:
     def supports_tools(self) -> bool:
         """True when declared tools appear in the prompt."""
         tool = ToolSpec("probe_function", "probe", {"type": "object", "properties": {}})
-        rendered = self._try_probe([Message("user", (TextPart("probe text"),))], tools=(tool,))
+        prober = self._for_tools or self
+        rendered = prober._try_probe([Message("user", (TextPart("probe text"),))], tools=(tool,))
         return rendered is not None and tool.name in rendered
+
+    @property
+    def tool_source(self) -> str:
+        """The source that requests with tools are rendered with."""
+        return (self._for_tools or self).source
 
     @property
     def takes_media(self) -> bool:
@@ -178,6 +189,15 @@ class ChatTemplate:
             InvalidRequest: the template refuses the conversation or fails on it, a reserved variable is set, or the final
                 turn cannot be continued.
         """
+        if tools and self._for_tools is not None:
+            return self._for_tools.render(
+                messages,
+                tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final=continue_final,
+                kwargs=kwargs,
+                with_boundaries=with_boundaries,
+            )
         if not messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         if not self.takes_media:

@@ -33,7 +33,7 @@ def load_folder_tokenizer(folder: Path) -> TokenizerParts:
     for name, text in (("bos_token", file.bos), ("eos_token", file.eos), ("pad_token", file.pad)):
         if text is not None:
             named.setdefault(name, text)
-    _mark_special(backend, named)
+    _mark_special(backend, [*named.values(), *_further_special_tokens(config)])
     prefix_ids, suffix_ids = _surrounding_ids(file, config, named)
     default_template, templates = _chat_templates(folder, config)
     return TokenizerParts(
@@ -103,12 +103,24 @@ def _id_of(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
     return backend.token_to_id(text) if text else None
 
 
-def _mark_special(backend: tokenizers.Tokenizer, named: Mapping[str, str]) -> None:
-    """Named special tokens are control tokens even where the vocabulary file does not say so."""
-    tokens = [named[name] for name in _NAMED_TOKENS if name in named and backend.token_to_id(named[name]) is not None]
-    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+def _further_special_tokens(config: Mapping[str, Any]) -> list[str]:
+    """Special tokens without a role; the second name is that of newer files."""
+    found: list[str] = []
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        entries = config.get(name)
+        found += [text for text in map(_text_of, entries if isinstance(entries, list) else []) if text]
+    return found
+
+
+def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
+    """Declared special tokens are control tokens even where the vocabulary file does not say so."""
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_special_tokens(
-        [tokenizers.AddedToken(token, special=True, normalized=False) for token in tokens if token not in added]
+        [
+            tokenizers.AddedToken(text, special=True, normalized=False)
+            for text in texts
+            if text not in added and backend.token_to_id(text) is not None
+        ]
     )
 
 

@@ -27,7 +27,13 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """An immutable, thread-safe tokenizer. Build it with :func:`load_tokenizer`."""
+    """An immutable, thread-safe tokenizer. Build it with :func:`load_tokenizer`.
+
+    Attributes:
+        vocab_size: one more than the largest token id.
+        fim_ids: fill-in-the-middle token ids by role; empty unless prefix, suffix and middle are all there.
+        fingerprint: hex digest of everything that decides encoding, decoding and turn ends.
+    """
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
@@ -36,7 +42,6 @@ class Tokenizer:
         self._backend.no_padding()
         self._backend.post_processor = processors.Sequence([])  # it would trim offsets; what it adds is in the parts
         self.vocab_size = _id_bound(self._backend)
-        """One more than the largest token id."""
         added = self._backend.get_added_tokens_decoder()
         self._special_ids = parts.special_ids
         self._added_text = {token_id: token.content for token_id, token in added.items()}
@@ -47,9 +52,7 @@ class Tokenizer:
         self._alphabet = byte_level_alphabet()
         self._bytes_of: list[bytes | None] = [None] * self.vocab_size
         self.fim_ids: Mapping[FimRole, int] = self._find_fim_ids()
-        """Fill-in-the-middle token ids by role; empty unless prefix, suffix and middle are all there."""
         self.fingerprint = self._make_fingerprint()
-        """Hex digest of everything that decides encoding, decoding and turn ends."""
 
     # ---- facts ------------------------------------------------------------------------------------------------------
 
