@@ -2,12 +2,12 @@
 
 The kernels are one shared library without a Python interface (loaded through ctypes), compiled from several translation
 units: each instruction-set level has its own with its own flags, and the library picks one at run time. Without a working
-C++ compiler, or with one that lacks a level's flags, the package still installs; it then runs on torch, or without the level.
+C++ compiler, or with one that lacks a level's flags, the package installs all the same and runs on torch, or without that
+level.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import tempfile
@@ -45,7 +45,7 @@ class BuildKernels(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         # No Python ABI in the name: the library has none.
-        return os.path.join(*fullname.split(".")) + ".so"
+        return str(Path(*fullname.split("."))) + ".so"
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return []

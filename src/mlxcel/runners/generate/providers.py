@@ -86,4 +86,6 @@ def default_dtype(device: torch.device) -> torch.dtype:
 
 def default_providers() -> tuple[DecoderProvider, ...]:
     """Providers in order of preference."""
-    return (TorchProvider(),)
+    from mlxcel.runners.kernels.provider import KernelProvider  # builds on this module
+
+    return (KernelProvider(), TorchProvider())

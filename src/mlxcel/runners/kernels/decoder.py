@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 KvMode = Literal["bf16", "fp32", "int8"]
 _KV_TYPES = {"bf16": KvType.BF16, "fp32": KvType.F32, "int8": KvType.INT8}
+_KV_ELEMENT_BYTES = {"bf16": 2, "fp32": 4, "int8": 1}  # int8 has a float32 scale per vector besides
 _FIRST_POSITIONS = 1024
 
 
@@ -45,16 +46,18 @@ class KernelOptions:
 
     Attributes:
         level: instruction set.
-        threads: members of its team, the calling thread included; 0 is one per processor this process may use.
-        dtype: of unquantised weights; None keeps the checkpoint's. float32 also decodes quantised weights, for exact arithmetic.
         block_count: KV blocks of ``BLOCK_TOKENS`` tokens.
+        threads: members of its team, the calling thread included; 0 is one per processor this process may use.
+        dense_dtype: of unquantised matrices that are stored in float32; 16-bit ones stay as they are.
+        exact: compute with float32 weights throughout, decoding quantised ones.
         k_mode, v_mode: storage of keys and values; int8 has one scale per token and head.
     """
 
     level: Level
     block_count: int
     threads: int = 0
-    dtype: torch.dtype | None = None
+    dense_dtype: torch.dtype = torch.float32
+    exact: bool = False
     k_mode: KvMode = "bf16"
     v_mode: KvMode = "bf16"
 
@@ -82,7 +85,7 @@ class NativeDecoder:
         self.bytes_per_token = int(library.kv_bytes_per_token(config))
         self._model = library.create(config)
         weakref.finalize(self, library.destroy, self._model)
-        self._load(spec, MatrixReader(checkpoint, options.dtype))
+        self._load(spec, MatrixReader(checkpoint, options.dense_dtype, exact=options.exact))
         self._grow_tables(_FIRST_POSITIONS)
 
     @property
@@ -123,6 +126,16 @@ class NativeDecoder:
             raise GenerationFailed(f"the step could not run: {error}") from error
         return self._logits[:outputs]
 
+    def export_block(self, block: int) -> bytes:
+        """See :class:`~mlxcel.core.ports.BlockTransfer`."""
+        return ctypes.string_at(self._library.block_address(self._model, block), self.bytes_per_token * BLOCK_TOKENS)
+
+    def import_block(self, block: int, data: bytes) -> None:
+        """See :class:`~mlxcel.core.ports.BlockTransfer`."""
+        if len(data) != self.bytes_per_token * BLOCK_TOKENS:
+            raise ValueError(f"a KV block has {self.bytes_per_token * BLOCK_TOKENS} bytes, not {len(data)}")
+        ctypes.memmove(self._library.block_address(self._model, block), data, len(data))
+
     def _grow_tables(self, position_count: int) -> None:
         """Rotary tables for at least so many positions; they double, so that a long row rebuilds them a few times only."""
         cosines, sines = self._rope.tables(max(position_count, 2 * len(self._cosines)))
@@ -161,6 +174,14 @@ class NativeDecoder:
     def _set_vector(self, reader: MatrixReader, layer: int, slot: int, name: str) -> None:
         vector = reader.vector(f"{name}.weight")
         self._library.set_vector(self._model, layer, slot, vector.data_ptr(), len(vector))
+
+
+def kv_bytes_per_token(spec: DecoderSpec, k_mode: KvMode, v_mode: KvMode) -> int:
+    """Bytes that keys and values of one token take over all layers."""
+    vectors = spec.layer_count * spec.kv_head_count
+    return sum(
+        vectors * (spec.head_dim * _KV_ELEMENT_BYTES[mode] + (4 if mode == "int8" else 0)) for mode in (k_mode, v_mode)
+    )
 
 
 def usable_processors() -> int:

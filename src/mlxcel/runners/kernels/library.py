@@ -157,10 +157,20 @@ class Library:
         self._tie_head = entry("mlx_model_tie_head", c_int32, c_void_p)
         self._ready = entry("mlx_model_ready", c_int32, c_void_p)
         self._forward = entry("mlx_model_forward", c_int32, c_void_p, POINTER(BatchArrays), c_void_p)
+        self._block = entry("mlx_model_block", c_void_p, c_void_p, c_int32)
         self.weight_bytes = entry("mlx_model_weight_bytes", c_int64, c_void_p)
         self.kv_bytes_per_token = entry("mlx_kv_bytes_per_token", c_int64, POINTER(Config))
         self._linear = entry(
-            "mlx_linear", c_int32, c_int32, c_int32, POINTER(MatrixSource), c_void_p, c_int32, c_void_p, c_int32, POINTER(c_double)
+            "mlx_linear",
+            c_int32,
+            c_int32,
+            c_int32,
+            POINTER(MatrixSource),
+            c_void_p,
+            c_int32,
+            c_void_p,
+            c_int32,
+            POINTER(c_double),
         )
 
     def levels(self) -> list[Level]:
@@ -192,6 +202,13 @@ class Library:
 
     def forward(self, model: int, batch: BatchArrays, logits_address: int) -> None:
         self._check(self._forward(model, batch, logits_address))
+
+    def block_address(self, model: int, block: int) -> int:
+        """Where a KV block lies. Raises ValueError for a block outside the pool."""
+        address: int | None = self._block(model, block)
+        if not address:
+            raise ValueError(f"the pool has no block {block}")
+        return address
 
     def linear(
         self, level: Level, threads: int, source: MatrixSource, x_address: int, rows: int, y_address: int, repeats: int = 1

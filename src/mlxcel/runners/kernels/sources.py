@@ -10,7 +10,7 @@ import torch
 from mlxcel.runners.kernels.library import Format, MatrixSource
 
 if TYPE_CHECKING:
-    from mlxcel.runners.weights import Checkpoint
+    from mlxcel.runners.weights import Checkpoint, QuantisedMatrix
 
 _FORMATS = {torch.bfloat16: Format.BF16, torch.float16: Format.F16, torch.float32: Format.F32}
 
@@ -23,12 +23,10 @@ class HeldMatrix:
     tensors: tuple[torch.Tensor, ...]
 
 
-def affine_matrix(
-    bits: int, group: int, codes: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor, bias: torch.Tensor | None = None
-) -> HeldMatrix:
-    """``w = scale * code + minimum``: codes uint8 [out, in], scales and minimums float32 [out, in / group], bias float32 [out]."""
-    tensors = (codes.contiguous(), scales.float().contiguous(), minimums.float().contiguous())
-    return _held(Format.U4 if bits == 4 else Format.U8, group, tensors, bias)
+def affine_matrix(matrix: QuantisedMatrix, bias: torch.Tensor | None = None) -> HeldMatrix:
+    """A quantised matrix; ``bias``: [out]."""
+    tensors = (matrix.codes.contiguous(), matrix.scales.float().contiguous(), matrix.minimums.float().contiguous())
+    return _held(Format.U4 if matrix.bits == 4 else Format.U8, matrix.group, tensors, bias)
 
 
 def dense_matrix(weight: torch.Tensor, bias: torch.Tensor | None = None) -> HeldMatrix:
@@ -51,21 +49,27 @@ class MatrixReader:
 
     Args:
         checkpoint: the weights.
-        dtype: of dense matrices; None keeps the stored one. float32 also decodes quantised matrices.
+        dense_dtype: of dense matrices that are not stored in 16 bits.
+        exact: decode everything to float32.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, dense_dtype: torch.dtype, *, exact: bool) -> None:
         self._checkpoint = checkpoint
-        self._dtype = dtype
+        self._dense_dtype = dense_dtype
+        self._exact = exact
 
     def matrix(self, name: str, *, biased: bool = False) -> HeldMatrix:
         """The matrix ``name.weight`` with its bias."""
         bias = self.vector(f"{name}.bias") if biased else None
-        quantised = None if self._dtype == torch.float32 else self._checkpoint.quantised(f"{name}.weight")
+        quantised = None if self._exact else self._checkpoint.quantised(f"{name}.weight")
         if quantised is not None:
-            return affine_matrix(quantised.bits, quantised.group, quantised.codes, quantised.scales, quantised.minimums, bias)
-        weight = self._checkpoint.tensor(f"{name}.weight", self._dtype)
-        return dense_matrix(weight if weight.dtype in _FORMATS else weight.float(), bias)
+            return affine_matrix(quantised, bias)
+        weight = self._checkpoint.tensor(f"{name}.weight")
+        if self._exact:
+            weight = weight.float()
+        elif weight.dtype not in (torch.bfloat16, torch.float16):
+            weight = weight.to(self._dense_dtype)
+        return dense_matrix(weight, bias)
 
     def vector(self, name: str) -> torch.Tensor:
         """A norm weight or a bias, float32."""

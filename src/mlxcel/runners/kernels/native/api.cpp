@@ -124,6 +124,11 @@ int32_t mlx_model_forward(mlx_model* model, const mlx_batch* batch, float* logit
   });
 }
 
+void* mlx_model_block(mlx_model* model, int32_t block) {
+  if (block < 0 || block >= model->config.block_count) return nullptr;
+  return model->pool.data() + (size_t)block * mlx::kv_block_bytes(model->config);
+}
+
 int64_t mlx_model_weight_bytes(const mlx_model* model) { return (int64_t)model->arena.used_bytes(); }
 
 int64_t mlx_kv_bytes_per_token(const mlx_config* config) { return (int64_t)(mlx::kv_block_bytes(*config) / mlx::kTokens); }

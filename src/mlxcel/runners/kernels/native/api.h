@@ -109,6 +109,8 @@ MLX_EXPORT int32_t mlx_model_tie_head(mlx_model* model);
 MLX_EXPORT int32_t mlx_model_ready(mlx_model* model);
 // One step. Writes logits [outputs, vocab].
 MLX_EXPORT int32_t mlx_model_forward(mlx_model* model, const mlx_batch* batch, float* logits);
+// Keys and values of all layers of one block: 16 * mlx_kv_bytes_per_token() bytes, laid out alike at every level.
+MLX_EXPORT void* mlx_model_block(mlx_model* model, int32_t block);
 MLX_EXPORT int64_t mlx_model_weight_bytes(const mlx_model* model);
 MLX_EXPORT int64_t mlx_kv_bytes_per_token(const mlx_config* config);
 

@@ -30,10 +30,19 @@ float from_half(uint16_t half) {
   return half & 0x8000 ? -magnitude : magnitude;
 }
 
+// A normal fp16 number exactly, or zero: what most formats store. The general test below is slow.
+bool is_half(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  const uint32_t exponent = bits >> 23 & 0xff;
+  return (bits & 0x1fff) == 0 && ((exponent >= 113 && exponent <= 142) || (bits & 0x7fffffff) == 0);
+}
+
 // Whether fp16 holds the pairs to a few parts in 10^4 of a step, far below the quantisation error itself. It holds those
 // of GGUF's and most other formats exactly.
 bool fit_half(const float* scales, const float* minimums, size_t count) {
   for (size_t i = 0; i < count; i++) {
+    if (is_half(scales[i]) && is_half(minimums[i])) continue;
     const float scale = fabsf(scales[i]), minimum = fabsf(minimums[i]);
     if (!(scale <= 65000.0f && minimum <= 65000.0f)) return false;
     if (fabsf(from_half(to_half(scale)) - scale) > scale / 2048.0f) return false;
