@@ -122,7 +122,7 @@ class ChatTemplate:
             special_tokens.pop("bos_token", None)
         template = cls(chosen, special_tokens, tokenizer.control_markers)
         with_tools = tokenizer.named_templates.get("tool_use")
-        if source is None and with_tools is not None:
+        if with_tools is not None and source in (None, tokenizer.chat_template):
             template._for_tools = cls(with_tools, special_tokens, tokenizer.control_markers)
         return template
 
