@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,8 +52,7 @@ def run_rm(arguments: Sequence[str]) -> int:
 
 def run_download(arguments: Sequence[str]) -> int:
     """Download a model without serving it."""
-    from mlxcel.runners.hub.locate import locate
-    from mlxcel.runners.hub.store import remove_model
+    from mlxcel.runners.hub import download
 
     parser = _parser("download", "Download a model.")
     parser.add_argument("repo", help="owner/name")
@@ -63,20 +61,14 @@ def run_download(arguments: Sequence[str]) -> int:
     parser.add_argument("--token", help="hub access token (default: HF_TOKEN)")
     parser.add_argument("--force", action="store_true", help="download again even if it is there")
     options = parser.parse_args(list(arguments))
-    root = _root(options)
-    if options.force:
-        try:
-            remove_model(root, options.repo)
-        except StartupError:
-            print("nothing to replace", file=sys.stderr)
-    path = locate(options.repo, revision=options.revision, token=options.token, store_root=root)
-    if options.local_dir is not None:
-        if path.is_dir():
-            shutil.copytree(path, options.local_dir, dirs_exist_ok=True)
-        else:
-            options.local_dir.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, options.local_dir)
-        path = options.local_dir
+    path = download(
+        options.repo,
+        revision=options.revision,
+        token=options.token,
+        store_root=_root(options),
+        local_dir=options.local_dir,
+        fresh=options.force,
+    )
     print(path)
     return 0
 
