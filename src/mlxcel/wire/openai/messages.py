@@ -11,8 +11,8 @@ from pydantic import Discriminator, Tag
 from mlxcel.core.chat import MediaPart, Message, Part, Role, TextPart, ToolCall, ToolChoice, ToolSpec
 from mlxcel.core.errors import InvalidRequest
 from mlxcel.wire.parse import WireModel
-
-MAX_TOOLS = 512
+from mlxcel.wire.tools import MAX_TOOLS
+from mlxcel.wire.turns import says_something
 
 
 class TextContent(WireModel):
@@ -133,13 +133,9 @@ def to_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     if not messages:
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
     converted = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
-    if not any(_says_something(message) for message in converted):
+    if not any(says_something(message) for message in converted):
         raise InvalidRequest("'messages': at least one message must have content", param="messages")
     return converted
-
-
-def _says_something(message: Message) -> bool:
-    return bool(message.text.strip() or message.media or message.tool_calls or message.reasoning)
 
 
 _ROLES: dict[str, Role] = {"developer": "system", "function": "tool"}
