@@ -29,7 +29,7 @@ def paged_runner(
     """A runner over a loaded decoder."""
     info = ModelInfo(
         name=options.name,
-        fingerprint=state_fingerprint(checkpoint, options, choice),
+        fingerprint=state_fingerprint(checkpoint, options, choice, decoder.bytes_per_token),
         vocab_size=decoder.vocab_size,
         context_tokens=context_tokens,
         block_tokens=decoder.block_tokens,
@@ -44,7 +44,7 @@ def paged_runner(
     return PagedRunner(decoder, sampler, info, choice)
 
 
-def state_fingerprint(checkpoint: Checkpoint, options: RunnerOptions, choice: RunnerChoice) -> str:
-    """Digest of everything that decides what a cached KV state holds."""
-    parts = (checkpoint.fingerprint, options.dtype, options.device, choice.path, repr(options.rope))
+def state_fingerprint(checkpoint: Checkpoint, options: RunnerOptions, choice: RunnerChoice, bytes_per_token: int) -> str:
+    """Digest of everything that decides what a cached KV state holds, its storage format included."""
+    parts = (checkpoint.fingerprint, options.dtype, options.device, choice.path, repr(options.rope), str(bytes_per_token))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

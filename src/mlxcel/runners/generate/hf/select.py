@@ -71,7 +71,7 @@ def _stateful_runner(
     vocab_size = reference.logits[0].shape[-1]
     info = ModelInfo(
         name=options.name,
-        fingerprint=state_fingerprint(checkpoint, options, choice),
+        fingerprint=state_fingerprint(checkpoint, options, choice, bytes_per_token),
         vocab_size=vocab_size,
         context_tokens=context_tokens,
         state="snapshot",
