@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlxcel.core.errors import GenerationFailed, MemoryBudgetExceeded, ModelLoading, ServerBusy, StartupError
+from mlxcel.core.errors import GenerationFailed, MemoryBudgetExceeded, ModelLoading, ServerBusy, StartupError, TimedOut
 from mlxcel.core.events import EngineEvent, Failed, Finished, FinishReason, PrefillDone, Tokens
 from mlxcel.core.ports import ModelRunner
 from mlxcel.engine.client import EngineClient
@@ -244,6 +244,39 @@ def test_an_idle_model_is_freed_and_comes_back_with_the_next_work() -> None:
 
     asyncio.run(scenario())
     assert len(built) == 3
+
+
+def test_a_work_whose_next_token_is_overdue_is_ended() -> None:
+    stuck = threading.Event()
+
+    class Sticky(ScriptedRunner):
+        def run(self, plan: Any) -> Any:
+            if len(self.plans) == 3:
+                stuck.wait(5)
+            return super().run(plan)
+
+    async def scenario() -> None:
+        async with running(lambda: Sticky(tokens_for), decode_timeout_s=0.1) as client:
+            try:
+                stream = client.submit(client.reserve(), make_work(max_tokens=4000))
+                end = (await collect(stream))[-1]
+                assert isinstance(end, Failed)
+                assert isinstance(end.error, TimedOut)
+                assert client.places_taken == 1  # the engine has not let go of it
+            finally:
+                stuck.set()
+            await until(lambda: client.places_taken == 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_long_wait_for_the_first_token_is_not_overdue() -> None:
+    async def scenario() -> None:
+        async with running(lambda: ScriptedRunner(tokens_for, prefill_token_s=0.02), decode_timeout_s=0.1) as client:
+            events = await collect(client.submit(client.reserve(), make_work(prompt=20, max_tokens=3)))
+            assert isinstance(events[-1], Finished)
+
+    asyncio.run(scenario())
 
 
 def test_a_work_over_the_memory_budget_is_refused_before_it_starts() -> None:

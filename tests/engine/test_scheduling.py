@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mlxcel.core.errors import TimedOut
 from mlxcel.core.events import PrefillDone, Tokens
 from mlxcel.core.jobs import Priority
 from mlxcel.engine.config import EngineConfig
@@ -216,15 +215,3 @@ def test_admission_leaves_the_watermark_free_while_others_run() -> None:
     assert _running(bench) == {"a"}  # 5 blocks taken; one more would leave less than half
     bench.finish()
     assert len(bench.tokens("b")) == 5
-
-
-def test_a_work_that_lost_its_slot_for_too_long_times_out() -> None:
-    config = EngineConfig(max_rows=1, enable_preemption=True, decode_timeout_s=5.0)
-    bench = EngineBench(config=config, step_s=0.1)
-    bench.submit(make_work("low", priority=Priority.LOW, max_tokens=50), make_work("later", priority=Priority.LOW))
-    bench.step(3)
-    bench.submit(make_work("high", priority=Priority.HIGH, max_tokens=100))
-    bench.finish()
-    assert isinstance(bench.failed("low").error, TimedOut)
-    assert len(bench.tokens("later")) == 8  # prefill is never timed out
-    assert len(bench.tokens("high")) == 100

@@ -85,16 +85,28 @@ def repetitive(prompt_ids: tuple[int, ...]) -> list[int | Exception]:
     return [*(prompt_ids[-20:]), *(10 + (step * (1 + seed % 3) // 3) % 7 for step in range(4096))]
 
 
+def breaking(prompt_ids: tuple[int, ...]) -> list[int | Exception]:
+    """An answer that fails after a few tokens for some prompts."""
+    return [*tokens_for(prompt_ids)[: hash(prompt_ids) % 9], ValueError("row")]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     workload=workloads(), config=configs, model=models, reset_at=st.integers(0, 12),
-    script=st.sampled_from([tokens_for, repetitive]),
+    script=st.sampled_from([tokens_for, repetitive, breaking]),
+    faults=st.dictionaries(st.integers(0, 60), st.sampled_from([MemoryError, RuntimeError]), max_size=2),
 )
 def test_any_workload_ends_clean_and_says_what_a_cold_run_says(
-    workload: list[tuple[GenerateWork, int, int]], config: EngineConfig, model: ModelInfo, reset_at: int, script: Script
+    workload: list[tuple[GenerateWork, int, int]],
+    config: EngineConfig,
+    model: ModelInfo,
+    reset_at: int,
+    script: Script,
+    faults: dict[int, type[Exception]],
 ) -> None:
     config = replace(config, max_queue_depth=100)
-    bench = EngineBench(script, info=model, config=config, step_s=0.01)
+    thrown: dict[int, Exception] = {step: fault() for step, fault in faults.items()}
+    bench = EngineBench(script, info=model, config=config, step_s=0.01, faults=thrown)
     cancels: dict[int, list[str]] = {}
     now = 0
     for place, (work, gap, cancel_after) in enumerate(workload):
@@ -119,15 +131,15 @@ def test_any_workload_ends_clean_and_says_what_a_cold_run_says(
     for work, _, _ in workload:
         end = bench.events[work.id][-1]
         if isinstance(end, Failed):
-            assert isinstance(end.error, ContextOverflow)
+            assert isinstance(end.error, ContextOverflow) or script is breaking or faults
             continue
         assert isinstance(end, Finished)
         tokens = bench.tokens(work.id)
-        if not end.truncated:
+        if not end.truncated and script is not breaking:
             assert tokens == script(work.prompt_ids)[: len(tokens)]
         if end.reason is FinishReason.LENGTH and not end.truncated:
             assert len(tokens) == work.max_tokens
-        assert end.usage.completion_tokens == len(tokens)
+        assert end.usage.completion_tokens == len(tokens) + (end.reason is FinishReason.EOS)
         assert end.usage.cached_tokens < max(1, end.usage.prompt_tokens)
     stats = bench.engine.cache_stats()
     assert 0 <= stats.hits <= stats.lookups <= len(workload)

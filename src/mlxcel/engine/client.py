@@ -7,12 +7,13 @@ server can still answer with an error; it is given back exactly once, when the w
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from mlxcel.core.errors import GenerationFailed, MemoryBudgetExceeded, ModelLoading, ServerBusy
+from mlxcel.core.errors import GenerationFailed, MemoryBudgetExceeded, ModelLoading, ServerBusy, TimedOut
 from mlxcel.core.events import EngineEvent, Failed, Finished
 from mlxcel.core.jobs import Priority
 from mlxcel.core.ports import ModelInfo, ModelRunner
@@ -25,7 +26,11 @@ from mlxcel.engine.worker import Worker, WorkerState
 from mlxcel.prefix_cache.stats import CacheContents
 from mlxcel.prefix_cache.stats import make_stats as make_cache_stats
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+_LATE_CHECKS = 4  # looks at the streams per decode timeout
 
 
 class Reservation:
@@ -86,6 +91,7 @@ class EngineClient:
         self._info: ModelInfo | None = None
         self._counters = EngineCounters()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watch: asyncio.TimerHandle | None = None
 
         def build() -> GenerationRunner:
             runner = GenerationRunner(load_model(), config, counters=self._counters, clock=clock)
@@ -171,6 +177,7 @@ class EngineClient:
         reservation.use()
         stream = EventStream(work.id, self._worker.cancel)
         self._streams[work.id] = (stream, reservation)
+        self._watch_streams()
         self._worker.submit(work)
         return stream
 
@@ -219,6 +226,22 @@ class EngineClient:
                 self._loop.call_soon_threadsafe(self._dispatch, events)
             except RuntimeError:  # the loop was closed in between; nobody is left to read
                 return
+
+    def _watch_streams(self) -> None:
+        """Look for late streams from time to time, for as long as there are any streams."""
+        if self._watch is None and self._streams and self._loop is not None:
+            self._watch = self._loop.call_later(self._config.decode_timeout_s / _LATE_CHECKS, self._end_late_streams)
+
+    def _end_late_streams(self) -> None:
+        """Cancel works whose next token is overdue."""
+        self._watch = None
+        limit_s = self._config.decode_timeout_s
+        for stream, _ in self._streams.values():
+            if stream.is_late(limit_s):
+                log.warning("work %s produced no token for %g s and was ended", stream.work_id, limit_s)
+                stream.cancel()
+                stream.push(Failed(stream.work_id, TimedOut("the request produced no token for too long")))
+        self._watch_streams()
 
     def _dispatch(self, events: Sequence[EngineEvent]) -> None:
         streams = self._streams

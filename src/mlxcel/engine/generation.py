@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from mlxcel.core.errors import ContextOverflow, GenerationFailed, InvalidRequest, MlxcelError, TimedOut
+from mlxcel.core.errors import ContextOverflow, GenerationFailed, InvalidRequest, MlxcelError
 from mlxcel.core.events import EngineEvent, Failed, Finished, FinishReason
 from mlxcel.core.ports import ModelInfo, ModelRunner
 from mlxcel.core.work import GenerateWork, StepPlan, StepResult
@@ -117,10 +117,8 @@ class GenerationRunner:
 
     def schedule(self) -> StepPlan:
         """Admit what can be admitted and decide the next step."""
-        now_s = self._clock()
         if len(self._queue):
-            self._drop_late_rows(now_s)
-            self._admission.admit(now_s)
+            self._admission.admit(self._clock())
         return self._planner.plan()
 
     def settle(self, plan: StepPlan, result: StepResult, step_s: float) -> None:
@@ -185,12 +183,6 @@ class GenerationRunner:
 
     def _fail(self, row: Row, error: MlxcelError) -> None:
         self._settler.fail(row, error)
-
-    def _drop_late_rows(self, now_s: float) -> None:
-        """Only a row that lost its slot can be late for its next token: the others get one in every step."""
-        for row in self._queue:
-            if row.last_token_s >= 0 and now_s - row.last_token_s > self._config.decode_timeout_s:
-                self._fail(row, TimedOut("the request produced no token for too long"))
 
     def _on_fault(self, plan: StepPlan, error: Exception) -> None:
         """A step failed as a whole. Out of memory costs the newest row; anything else every row of the step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -31,6 +32,7 @@ class EventStream:
         self._reader: asyncio.Future[None] | None = None
         self._exhausted = False
         self._cancelled = False
+        self._last_token_s: float | None = None
 
     def push(self, event: EngineEvent) -> None:
         """Take the next event. Called by the client, on the event loop's thread."""
@@ -38,13 +40,18 @@ class EventStream:
             return
         if isinstance(event, (Finished, Failed)):
             self._terminal = event
-        elif isinstance(event, Tokens) and (self._merged_ids or len(self._waiting) >= _WAITING_EVENTS):
-            self._merged_ids += event.token_ids
-            self._merged_logprobs += event.logprobs
         else:
-            self._waiting.append(event)
+            if isinstance(event, Tokens):
+                self._last_token_s = time.monotonic()
+            self._append(event)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+    def is_late(self, limit_s: float) -> bool:
+        """True when the next token takes longer than ``limit_s``. The first one may take as long as it likes."""
+        if self._exhausted or self._terminal is not None or self._last_token_s is None:
+            return False
+        return time.monotonic() - self._last_token_s > limit_s
 
     def cancel(self) -> None:
         """Ask the engine to end the work; its terminal event still comes."""
@@ -77,6 +84,13 @@ class EventStream:
                 await self._reader
             finally:
                 self._reader = None
+
+    def _append(self, event: EngineEvent) -> None:
+        if isinstance(event, Tokens) and (self._merged_ids or len(self._waiting) >= _WAITING_EVENTS):
+            self._merged_ids += event.token_ids
+            self._merged_logprobs += event.logprobs
+        else:
+            self._waiting.append(event)
 
     def _pop(self) -> EngineEvent | None:
         if self._waiting:

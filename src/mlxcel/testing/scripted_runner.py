@@ -200,6 +200,8 @@ class ScriptedRunner:
             if token_id != draft_id:
                 break
             row.computed_tokens += 1
+        if step.draft_ids:
+            self._forget_after(row, row.computed_tokens)
         return RowResult(step.row_id, tuple(token_ids), self._logprobs(row, token_ids))
 
     def _feed(self, row: _Row, step: RowStep, fed_ids: tuple[int, ...]) -> None:
@@ -223,6 +225,14 @@ class ScriptedRunner:
         contents = self._contents.setdefault(block, [])
         del contents[offset:]
         contents.append(token_id)
+
+    def _forget_after(self, row: _Row, position: int) -> None:
+        """What rejected drafts left in the blocks is not the row's."""
+        size = self._info.block_tokens
+        for index in range(position // size, len(row.blocks)):
+            contents = self._contents.get(row.blocks[index])
+            if contents is not None:
+                del contents[max(0, position - index * size) :]
 
     def _next_token(self, row: _Row, step: RowStep) -> int:
         if step.forced_id is not None:

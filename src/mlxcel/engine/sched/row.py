@@ -73,7 +73,6 @@ class Row:
         "fresh_blocks",
         "generated_tokens",
         "head_tokens",
-        "last_token_s",
         "loops",
         "order",
         "prompt_tokens",
@@ -113,7 +112,6 @@ class Row:
         self.submitted_s = submitted_s
         self.admitted_s = -1.0
         self.first_token_s = -1.0
-        self.last_token_s = -1.0
 
     @property
     def strength(self) -> tuple[Priority, tuple[float, int]]:

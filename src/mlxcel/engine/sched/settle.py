@@ -108,7 +108,6 @@ class Settler:
     def _take(self, row: Row, step: RowStep, outcome: RowResult, now_s: float) -> None:
         if row.state is RowState.PREFILL:
             self._end_prefill(row, now_s)
-        row.last_token_s = now_s
         reason: FinishReason | None = None
         taken = 0
         for token_id in outcome.token_ids:
