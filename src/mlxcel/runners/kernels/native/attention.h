@@ -139,10 +139,9 @@ void soften(float* scores, int begin, int end, int count, float* maximum_score, 
 
 template <int kType, int kRows>
 void record_values(const uint8_t* record, int dim, const float* weights, int token_begin, int token_end, float* sums) {
-  constexpr int vectors = 64 / L;
   int column = 0;
-  for (; column + 64 <= dim; column += 64)
-    block_values<kType, kRows, vectors>(record, dim, weights, token_begin, token_end, sums, column);
+  for (; column + kValueVectors * L <= dim; column += kValueVectors * L)
+    block_values<kType, kRows, kValueVectors>(record, dim, weights, token_begin, token_end, sums, column);
   for (; column < dim; column += L) block_values<kType, kRows, 1>(record, dim, weights, token_begin, token_end, sums, column);
 }
 

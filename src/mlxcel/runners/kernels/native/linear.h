@@ -194,7 +194,7 @@ void dense(const Matrix& m, const Operand& x, int row_begin, int row_end, int bl
            long out_stride) {
   by_row_tiles(row_end - row_begin, [&](int r, auto height) {
     constexpr int rows = decltype(height)::rows;
-    constexpr int vectors = rows > 4 ? kWideVectors : kNarrowVectors;
+    constexpr int vectors = rows == kRowTile ? kWideVectors : kNarrowVectors;
     dense_blocks<kFormat, rows, vectors>(m, x, row_begin + r, block_begin, block_end, out + r * out_stride, out_stride);
   });
 }

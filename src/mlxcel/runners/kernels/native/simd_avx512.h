@@ -8,8 +8,8 @@ namespace {
 
 constexpr int L = 16;        // float lanes of a vector
 constexpr int kRowTile = 8;  // rows that share a load of weights
-constexpr int kWideVectors = 2;
-constexpr int kNarrowVectors = 4;
+constexpr int kWideVectors = 2, kNarrowVectors = 4;  // vectors of outputs at once, for full and for smaller row tiles
+constexpr int kValueVectors = 4;                     // vectors of a value that attention sums at once
 
 using F = __m512;
 using I = __m512i;
@@ -46,9 +46,6 @@ inline I dot4(I sums, C codes, const int8_t* x) {
 }
 
 inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-inline F load_bf16(const uint16_t* p) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
-}
 // 2 L interleaved bf16 values.
 inline void load_pairs(const uint16_t* p, F& even, F& odd) {
   const __m512i both = _mm512_loadu_si512(p);
@@ -56,7 +53,6 @@ inline void load_pairs(const uint16_t* p, F& even, F& odd) {
   odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000u)));
 }
 inline F load_int8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
-inline F load_uint8(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 // To the nearest bf16, ties to even.
 inline void store_bf16(uint16_t* p, F x) {
 #if defined(__AVX512BF16__)
