@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from mlxcel.core.chat import Message, ToolSpec
+from mlxcel.core.chat import Message, ToolChoice, ToolSpec
 from mlxcel.core.errors import CapabilityMissing, InvalidRequest
 from mlxcel.core.jobs import ChatJob, OutputConstraint, ReasoningOptions
 from mlxcel.core.work import ThinkingPlan
@@ -18,6 +18,7 @@ from mlxcel.text.output import OutputParser
 from mlxcel.text.reasoning import ReasoningSplitter
 from mlxcel.text.stop import StopMatcher
 from mlxcel.text.template_messages import place_instruction
+from mlxcel.text.tool_fallback import write_out_tools
 from mlxcel.text.tool_formats import ToolStream
 from mlxcel.text.tool_grammars import tool_call_grammar
 
@@ -76,11 +77,15 @@ class ConversationRenderer:
             InvalidRequest: the template refused the conversation, or a template variable is reserved.
         """
         tools = self._visible_tools(job)
-        messages = self._with_instruction(job, tools)
+        messages = job.messages
+        knows_tools = self._model.template.supports_tools
+        if not knows_tools:
+            messages = write_out_tools(messages, tools)
+        messages = _with_instruction(messages, job.tool_choice)
         kwargs = self._template_kwargs(job)
         rendered = self._model.template.render(
             messages,
-            tools,
+            tools if knows_tools else (),
             kwargs=kwargs,
             continue_final=job.continue_final and self._model.policy.continue_final,
             with_boundaries=self._model.client.info.state == "snapshot",
@@ -129,15 +134,6 @@ class ConversationRenderer:
         if job.tool_choice.mode == "named":
             return tuple(tool for tool in job.tools if tool.name == job.tool_choice.name)
         return job.tools
-
-    def _with_instruction(self, job: ChatJob, tools: tuple[ToolSpec, ...]) -> tuple[Message, ...]:
-        if not job.tool_choice.forced:
-            return job.messages
-        if job.tool_choice.mode == "named":
-            text = f"You must call the '{job.tool_choice.name}' function. Answer with the function call only."
-        else:
-            text = "You must call one or more of the available functions. Answer with function calls only."
-        return tuple(place_instruction(job.messages, text))
 
     def _tool_grammar(self, job: ChatJob, tools: tuple[ToolSpec, ...]) -> OutputConstraint | None:
         tool_format = self._model.tool_format
@@ -197,6 +193,18 @@ class ConversationRenderer:
         if not self._model.template.reads("enable_thinking"):
             return job.reasoning.enabled is True
         return self._template_kwargs(job).get("enable_thinking", True) is not False
+
+
+def _with_instruction(messages: tuple[Message, ...], choice: ToolChoice) -> tuple[Message, ...]:
+    """A forced choice, said to the model in words."""
+    if choice.mode == "named":
+        return place_instruction(
+            messages, f"You must call the '{choice.name}' function. Answer with the function call only."
+        )
+    if choice.mode == "required":
+        text = "You must call one or more of the available functions. Answer with function calls only."
+        return place_instruction(messages, text)
+    return messages
 
 
 def _signature(kwargs: Mapping[str, Any], tools: tuple[ToolSpec, ...]) -> str:

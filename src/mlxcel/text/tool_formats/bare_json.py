@@ -40,6 +40,7 @@ def read_bare_json(source: Source, marker: str, tools: ToolTable) -> Reader[None
     if (yield from peek(source, 1)) not in ("{", "["):
         yield NotACall()
     elif (yield from reader.read(source)):
+        yield from skip_space(source)
         yield from accept(source, FENCE.text)
 
 
@@ -78,5 +79,6 @@ GENERIC = ToolFormat(
     read=_read,
     markers=(*(Marker(tag) for tag in _TAGS), Marker(_PYTHON_TAG), FENCE, *BARE),
     noise=tuple(tag.replace("<", "</") for tag in _TAGS),
+    shape=JsonCallShape("<tool_call>\n", "\n</tool_call>", "arguments", separator="\n"),
     warning="the model's chat template has no known tool-call format; calls are only recognised as generic JSON",
 )
