@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _SMOOTHING = 0.2  # weight of the newest measurement
 _STEP_RATIO = 2.5  # a step that also prefills may take this many times a plain decode step
+_TILE_TOKENS = 32  # attention reads a row's context once per so many of its tokens: a part of a tile costs a whole one
 _PROBE_STEPS = 64  # shared or drafted steps in a row, at least, before a plain decode step is measured again
 
 
@@ -49,11 +50,12 @@ class StepCosts:
         return self._other_steps >= self._probe_steps or decode_rows.bit_length() not in self._decode_s
 
     def shared_tokens(self, decode_rows: int) -> int:
-        """Prompt tokens that fit beside ``decode_rows`` decoding rows; 0 while nothing is known."""
+        """Prompt tokens that fit beside ``decode_rows`` decoding rows, in whole tiles; 0 while nothing is known."""
         decode_s = self._decode_s.get(decode_rows.bit_length())
         if decode_s is None or not self._shared_token_s:
             return 0
-        return int((_STEP_RATIO - 1.0) * decode_s / self._shared_token_s)
+        tokens = (_STEP_RATIO - 1.0) * decode_s / self._shared_token_s
+        return int(tokens + _TILE_TOKENS / 4) // _TILE_TOKENS * _TILE_TOKENS
 
 
 def _smooth(average: float | None, value: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SHARED_CHUNK_TOKENS = 256  # beside decoding rows, larger chunks count as this
+SHARED_CHUNK_TOKENS = 512  # beside decoding rows, larger chunks count as this
 
 
 def grant_tokens(chunk_tokens: int, grant_interval: int) -> int:
