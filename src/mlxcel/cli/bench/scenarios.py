@@ -81,7 +81,7 @@ class Bench:
     async def prefill(self, prompt_tokens: int, repeats: int = 3) -> PrefillResult:
         """Time to the first token of an idle server."""
         self._progress(f"prefill of {prompt_tokens} tokens")
-        samples = [await self._complete(round(prompt_tokens / self._tokens_per_word), 1) for _ in range(repeats)]
+        samples = [await self._complete(self._words(prompt_tokens), 1) for _ in range(repeats)]
         best = max(samples, key=lambda sample: (sample.prompt_tokens - sample.cached_tokens) / sample.ttft_s)
         return PrefillResult(best.prompt_tokens, (best.prompt_tokens - best.cached_tokens) / best.ttft_s, best.ttft_s)
 
@@ -90,16 +90,25 @@ class Bench:
     ) -> DecodeResult:
         """Generation with ``streams`` requests at once."""
         self._progress(f"decode of {streams} streams")
-        words = round(prompt_tokens / self._tokens_per_word)
+        words = self._words(prompt_tokens)
         results = []
         for _ in range(repeats):
             samples = await asyncio.gather(*(self._complete(words, new_tokens) for _ in range(streams)))
             results.append(summarise(samples))
         return max(results, key=lambda result: result.tokens_per_s)
 
+    def prompt(self, prompt_tokens: int) -> str:
+        """A fresh prompt of about so many tokens; known after :meth:`calibrate`."""
+        return self._text(self._words(prompt_tokens))
+
+    def _words(self, tokens: int) -> int:
+        return max(round(tokens / self._tokens_per_word), 1)
+
+    def _text(self, words: int) -> str:
+        return " ".join(self._random.choices(_WORDS, k=words))
+
     async def _complete(self, words: int, new_tokens: int) -> Sample:
-        prompt = " ".join(self._random.choices(_WORDS, k=max(words, 1)))
-        sample = await self._client.complete(prompt, new_tokens=new_tokens)
+        sample = await self._client.complete(self._text(words), new_tokens=new_tokens)
         if sample.error is not None:
             raise StartupError(f"the server refused a request with {sample.error}")
         if not sample.prompt_tokens:
