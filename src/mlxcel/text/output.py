@@ -206,7 +206,8 @@ class OutputParser:
 
     def _route(self, segment: Segment) -> list[OutputPiece]:
         if not segment.reasoning:
-            return self._read_answer(segment.text) if segment.text else []
+            text = segment.raw if self._thinking_in_text else segment.text
+            return self._read_answer(text) if text else []
         return self._think(segment)
 
     def _think(self, segment: Segment) -> list[OutputPiece]:

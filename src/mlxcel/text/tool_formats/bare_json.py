@@ -25,13 +25,13 @@ from mlxcel.text.tool_formats.source import (
 FENCE = Marker("```", "line")
 BARE = (Marker("{", "start"), Marker("[", "start"))
 _PYTHON_TAG = "<|python_tag|>"
-_TAGS = ("<tool_call>", "<tool_calls>", "<TOOLCALL>")  # the last two: Apriel and MiniMax M1; Nemotron
+_TAGS = ("<tool_call>", "<tool_calls>", "<TOOLCALL>", _PYTHON_TAG)  # the middle two: Apriel and MiniMax M1; Nemotron
 _NEVER = MarkerScanner(())
 
 
-def read_bare_json(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
+def read_bare_json(source: Source, marker: str, tools: ToolTable, *, incremental: bool = True) -> Reader[None]:
     """Read what begins with ``marker``: a fence, or the first bracket of the JSON itself."""
-    reader = JsonCallReader(tools, speculative=True)
+    reader = JsonCallReader(tools, incremental=incremental, speculative=True)
     if marker != FENCE.text:
         yield from reader.read(source, opening=marker, separators=",;")
         return
@@ -44,13 +44,18 @@ def read_bare_json(source: Source, marker: str, tools: ToolTable) -> Reader[None
         yield from accept(source, FENCE.text)
 
 
-def _read(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
+def _read_llama(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
     if marker == _PYTHON_TAG:
         yield from _read_python_tag(source, tools)
-    elif marker in _TAGS:
-        yield from JsonCallReader(tools).read(source)
     else:
         yield from read_bare_json(source, marker, tools)
+
+
+def _read_generic(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
+    if marker in _TAGS:
+        yield from JsonCallReader(tools, incremental=False).read(source, separators=",;")
+    else:
+        yield from read_bare_json(source, marker, tools, incremental=False)
 
 
 def _read_python_tag(source: Source, tools: ToolTable) -> Reader[None]:
@@ -70,15 +75,15 @@ def _read_python_tag(source: Source, tools: ToolTable) -> Reader[None]:
 
 LLAMA3 = ToolFormat(
     name="llama3_json",
-    read=_read,
+    read=_read_llama,
     markers=(Marker(_PYTHON_TAG), FENCE, *BARE),
     shape=JsonCallShape(open="", close="", arguments_key="parameters", separator="; "),
 )
 GENERIC = ToolFormat(
     name="generic",
-    read=_read,
-    markers=(*(Marker(tag) for tag in _TAGS), Marker(_PYTHON_TAG), FENCE, *BARE),
-    noise=tuple(tag.replace("<", "</") for tag in _TAGS),
+    read=_read_generic,
+    markers=(*(Marker(tag) for tag in _TAGS), FENCE, *BARE),
+    noise=("</tool_call>", "</tool_calls>", "</TOOLCALL>"),
     shape=JsonCallShape("<tool_call>\n", "\n</tool_call>", "arguments", separator="\n"),
     warning="the model's chat template has no known tool-call format; calls are only recognised as generic JSON",
 )

@@ -5,7 +5,6 @@ V3 and R1 write ``function<｜tool▁sep｜>NAME\n`` and a fenced JSON block, V3
 
 from __future__ import annotations
 
-from mlxcel.text.markers import MarkerScanner
 from mlxcel.text.tool_formats.base import Marker, ToolFormat, ToolTable
 from mlxcel.text.tool_formats.json_text import read_json_value
 from mlxcel.text.tool_formats.source import (
@@ -25,12 +24,11 @@ from mlxcel.text.tool_formats.source import (
 
 _BEGIN, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-_NAME_END = MarkerScanner((_SEPARATOR,))
 _FENCE = "```"
 
 
 def _read(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
-    header = yield from read_name(source, _NAME_END)
+    header = yield from read_name(source, _SEPARATOR)
     if header is None:
         return
     name: str | None = header[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mlxcel.text.markers import MarkerScanner
 from mlxcel.text.tool_formats.base import Marker, ToolFormat, ToolTable
 from mlxcel.text.tool_formats.json_text import read_json_value
 from mlxcel.text.tool_formats.source import (
@@ -23,12 +22,11 @@ _PARAMETERS = TagDialect(
     key_open="<parameter=", key_close=">", value_close="</parameter>", ends=(FUNCTION_CLOSE, "</tool_call>"), lines=True
 )
 FUNCTION_TAGS = (FUNCTION_OPEN, FUNCTION_CLOSE, _PARAMETERS.key_open, _PARAMETERS.value_close)
-_NAME_END = MarkerScanner((">",))
 
 
 def read_function_tag(source: Source, tools: ToolTable) -> Reader[None]:
     """Read what follows ``<function=``; string parameters stream as they come."""
-    header = yield from read_name(source, _NAME_END)
+    header = yield from read_name(source, ">")
     if header is None:
         return
     name = header[0]

@@ -22,7 +22,7 @@ from mlxcel.text.tool_formats.source import (
     take_until,
 )
 
-_HEAD = re.compile(r"\s*(?:call\s*:)?\s*([\w.\-]+)\s*(?=\{)")
+_NAME = re.compile(r"[\w.\-]+")
 
 
 def _make(name: str, opening: str, closing: str, quote: str, noise: tuple[str, ...]) -> ToolFormat:
@@ -45,22 +45,20 @@ def _make(name: str, opening: str, closing: str, quote: str, noise: tuple[str, .
     def read(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
         text, complete = yield from read_region(source)
         reader = LiteralReader(text, string_delimiter=quote)
-        count = 0
-        while (head := _HEAD.match(text, reader.position)) is not None:
-            reader.position = head.end()
-            try:
-                arguments = reader.mapping()
-            except LiteralError:
-                break
-            count += 1
-            yield CallBegin(head.group(1))
-            yield CallArguments(ArgumentSchema(tools.schema(head.group(1))).members(arguments))
-            yield CallEnd()
-            reader.accept(",")
-        if not complete:
-            yield CutOff()
-        elif not count:
-            yield Malformed()
+        reader.accept("call:")
+        reader.skip_space()
+        name = _NAME.match(text, reader.position)
+        try:
+            if name is None:
+                raise LiteralError("no function name")
+            reader.position = name.end()
+            arguments = reader.mapping()
+        except LiteralError:
+            yield Malformed() if complete else CutOff()
+            return
+        yield CallBegin(name.group())
+        yield CallArguments(ArgumentSchema(tools.schema(name.group())).members(arguments))
+        yield CallEnd()
 
     return ToolFormat(
         name=name,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from mlxcel.text.markers import MarkerScanner
 from mlxcel.text.tool_formats.base import Marker, ToolFormat, ToolTable
 from mlxcel.text.tool_formats.json_calls import JsonCallReader
 from mlxcel.text.tool_formats.source import CallArguments, CallBegin, CallEnd, Reader, Source, peek, read_name, skip_space
@@ -21,14 +20,13 @@ def _make(name: str, prefix: str) -> ToolFormat:
         value_close=f"</{prefix}arg_value>",
         ends=(closing, opening),
     )
-    name_end = MarkerScanner((tags.key_open, closing))
 
     def read(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
         yield from skip_space(source)
         if (yield from peek(source, 1)) == "{":
             yield from JsonCallReader(tools, incremental=False).read(source)
             return
-        header = yield from read_name(source, name_end)
+        header = yield from read_name(source, tags.key_open, closing)
         if header is None:
             return
         if header[1] == closing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mlxcel.text.markers import MarkerScanner
 from mlxcel.text.tool_formats.base import Marker, ToolFormat, ToolTable
 from mlxcel.text.tool_formats.source import Reader, Source, read_name
 from mlxcel.text.tool_formats.tagged import TagDialect, read_tagged_call
@@ -19,7 +18,6 @@ class InvokeDialect:
     def __init__(self, prefix: str = "", sections: tuple[str, ...] = ()) -> None:
         self.open = f'<{prefix}invoke name="'
         self.sections = tuple(tag for section in sections for tag in (f"<{section}>", f"</{section}>"))
-        self._name_end = MarkerScanner(('">', '" >'))
         self._tags = TagDialect(
             key_open=f'<{prefix}parameter name="',
             key_close='" string="false">' if prefix == _DSML else '">',
@@ -34,7 +32,7 @@ class InvokeDialect:
 
     def read(self, source: Source, marker: str, tools: ToolTable) -> Reader[None]:
         """Read what follows ``<invoke name="``."""
-        header = yield from read_name(source, self._name_end)
+        header = yield from read_name(source, '">')
         if header is not None:
             yield from read_tagged_call(source, tools, self._tags, header[0])
 

@@ -25,13 +25,12 @@ from mlxcel.text.tool_formats.source import (
 
 _BEGIN, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _SECTION_BEGIN, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-_HEADER_END = MarkerScanner((_ARGUMENTS,))
 _CALL_END = MarkerScanner((_END, _SECTION_END))
 _HEADER = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 
 
 def _read(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
-    header = yield from read_name(source, _HEADER_END)
+    header = yield from read_name(source, _ARGUMENTS)
     if header is None:
         return
     call_id = header[0]

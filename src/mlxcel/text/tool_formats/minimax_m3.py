@@ -27,7 +27,6 @@ from mlxcel.text.tool_formats.source import (
 
 _TOKEN = "]<]minimax[>["  # noqa: S105  (a delimiter, not a secret)
 _OPEN, _SECTION_OPEN, _SECTION_CLOSE = f'{_TOKEN}<invoke name="', f"{_TOKEN}<tool_call>", f"{_TOKEN}</tool_call>"
-_NAME_END = MarkerScanner(('">',))
 _TOKENS = MarkerScanner((_TOKEN,))
 _TAG_END = MarkerScanner((">",))
 _TAG = re.compile(r"<(/?)([^<>\"]{1,256})")
@@ -55,7 +54,7 @@ class _Element:
 
 
 def _read(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
-    header = yield from read_name(source, _NAME_END)
+    header = yield from read_name(source, '">')
     if header is None:
         return
     parameters = tools.schema(header[0])

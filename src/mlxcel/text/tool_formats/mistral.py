@@ -25,7 +25,6 @@ from mlxcel.text.tool_formats.source import (
 )
 
 _CALLS, _ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-_NAME_END = MarkerScanner((_ARGUMENTS, _CALL_ID, "{"))
 _ID_END = MarkerScanner((_ARGUMENTS, "{"))
 _ID_ALPHABET = string.ascii_letters + string.digits
 _ID_CHARS = 9  # Mistral's templates refuse ids that are not nine letters and digits
@@ -52,7 +51,7 @@ def _read(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
 
 def _read_bracketed(source: Source) -> Reader[None]:
     """Read ``NAME[ARGS]{...}``, ``NAME[CALL_ID]ID[ARGS]{...}`` or ``NAME{...}``."""
-    header = yield from read_name(source, _NAME_END)
+    header = yield from read_name(source, _ARGUMENTS, _CALL_ID, "{")
     if header is None:
         return
     name, marker = header

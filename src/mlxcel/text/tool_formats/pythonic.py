@@ -23,13 +23,14 @@ from mlxcel.text.tool_formats.source import (
     Source,
     Text,
     peek,
+    skip_space,
     take_until,
 )
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _NAME = re.compile(r"\s*([A-Za-z_][\w.\-]*)\s*\(")
 _KEYWORD = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)")
-_JSON_CALLS = re.compile(r"\s*\[?\s*\{")
+_JSON_CALLS = re.compile(r"\{|\[\s*\{")
 _END = MarkerScanner((_CLOSE,))
 _NEVER = MarkerScanner(())
 _MAX_NAME_CHARS = 256
@@ -87,6 +88,7 @@ def _read(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
     if marker != _OPEN:
         yield from _read_bare(source, tools)
         return
+    yield from skip_space(source)
     text, end = yield from take_until(source, _END)
     if _JSON_CALLS.match(text):  # the same families also write JSON when a system prompt asks for it
         body = Source()

@@ -16,7 +16,8 @@ from mlxcel.text.markers import MarkerScanner
 from mlxcel.text.reasoning import Segment
 
 _SPACE = re.compile(r"\s*")
-_NAME = re.compile(r"\s*[^\s\"'<>{}()\[\]]{1,256}\s*")
+_NAME = re.compile(r"[^\s\"'<>{}()\[\]]+")
+_MAX_NAME_CHARS = 256
 MAX_LOOKAHEAD_SPACE = 256
 
 
@@ -70,12 +71,13 @@ Reader = Generator[Piece | None, None, T]
 class Source:
     """Output not read yet. ``text[pos:]`` is what lies ahead; only :meth:`take` moves ``pos``."""
 
-    __slots__ = ("_taken", "closed", "pos", "text")
+    __slots__ = ("_taken", "closed", "last_char", "pos", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.pos = 0
         self.closed = False
+        self.last_char = "\n"  # the character consumed last; the output begins a line
         self._taken: list[str] = []
 
     def feed(self, text: str) -> None:
@@ -90,8 +92,10 @@ class Source:
     def take(self, count: int) -> str:
         """Consume ``count`` characters."""
         taken = self.text[self.pos : self.pos + count]
-        self.pos += len(taken)
-        self._taken.append(taken)
+        if taken:
+            self.pos += len(taken)
+            self.last_char = taken[-1]
+            self._taken.append(taken)
         return taken
 
     def forget(self) -> None:
@@ -173,25 +177,25 @@ def comes_next(source: Source, *literals: str) -> Reader[bool]:
         yield None
 
 
-def read_name(source: Source, ends: MarkerScanner) -> Reader[tuple[str, str] | None]:
-    """Read a function name up to and including a delimiter: ``(name, delimiter)``.
+def read_name(source: Source, *ends: str) -> Reader[tuple[str, str] | None]:
+    """Read a function name up to and including one of ``ends``: ``(name, delimiter)``.
 
     Returns None after reporting the fault: text that cannot be a name, or the end of the output.
     """
-    name = ""
+    yield from skip_space(source)
     while True:
-        text, marker, done = take_some(source, ends)
-        name += text
-        if not _NAME.fullmatch(name) and (name.strip() or marker):
-            yield Malformed()
-            return None
-        if done:
+        match = _NAME.match(source.text, source.pos)
+        chars = match.end() - source.pos if match is not None else 0
+        if chars < source.available or source.closed or chars > _MAX_NAME_CHARS:
             break
         yield None
-    if not marker:
-        yield CutOff()
-        return None
-    return name.strip(), marker
+    name = source.take(min(chars, _MAX_NAME_CHARS))
+    yield from skip_space(source)
+    delimiter = yield from accept(source, *ends)
+    if name and delimiter:
+        return name, delimiter
+    yield CutOff() if source.closed and not source.available else Malformed()
+    return None
 
 
 def read_line(source: Source, max_chars: int = 256) -> Reader[str | None]:

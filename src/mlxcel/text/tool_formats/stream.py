@@ -67,7 +67,8 @@ class ToolStream:
         self._parallel = parallel
         self._source = Source()
         self._markers = {marker.text: marker for marker in fmt.markers} if tools else {}
-        self._scanner = self._scan_for("anywhere", "line")
+        inner = (text for text, marker in self._markers.items() if marker.where != "start")
+        self._scanner = MarkerScanner((*inner, *fmt.frames, *(fmt.noise if tools else ())))
         self._opening = MarkerScanner(self._markers)
         self._markup = MarkerScanner(fmt.marker_texts)
         self._at_start = any(marker.where == "start" for marker in self._markers.values())
@@ -75,7 +76,6 @@ class ToolStream:
         if fmt.owns_output:
             self._reader = fmt.read(self._source, "", self._tools)
         self._withheld_space = ""
-        self._last_char = "\n"
         self._has_text = False
         self._after_call = False
         self._open: _OpenCall | None = None
@@ -104,6 +104,8 @@ class ToolStream:
 
     def push(self, text: str) -> list[StreamPiece]:
         """Take the next piece of output and return what is certain."""
+        if not text:
+            return []
         if self._is_plain(text):
             return [TextDelta(text)]
         self._source.feed(text)
@@ -113,8 +115,6 @@ class ToolStream:
         """Return what was withheld; the output has ended."""
         self._source.closed = True
         out = self._run()
-        if self._open is not None:
-            self._apply(CutOff(), out)
         if self._withheld_space and not self._after_call:
             out.append(TextDelta(self._withheld_space))
         self._withheld_space = ""
@@ -126,7 +126,7 @@ class ToolStream:
             return False
         if self._scanner.may_start_in(text) or text[-1].isspace():
             return False
-        self._last_char = text[-1]
+        self._source.last_char = text[-1]
         self._after_call = False
         return True
 
@@ -135,10 +135,6 @@ class ToolStream:
         while self._run_reader(out) if self._reader is not None else self._read_content(out):
             pass
         return out
-
-    def _scan_for(self, *places: str) -> MarkerScanner:
-        texts = (marker.text for marker in self._format.markers if marker.where in places and marker.text in self._markers)
-        return MarkerScanner((*texts, *self._format.frames, *(self._format.noise if self._tools else ())))
 
     # ---- content ----------------------------------------------------------------------------------------------------
 
@@ -184,7 +180,7 @@ class ToolStream:
         marker = self._markers.get(text)
         if marker is None or marker.where != "line":
             return True
-        before = self._source.text[offset - 1] if offset > self._source.pos else self._last_char
+        before = self._source.text[offset - 1] if offset > self._source.pos else self._source.last_char
         return before == "\n"
 
     def _begin_region(self, marker: str) -> None:
@@ -200,7 +196,6 @@ class ToolStream:
     def _emit_text(self, text: str, out: list[StreamPiece]) -> None:
         if not text:
             return
-        self._last_char = text[-1]
         text = self._withheld_space + text
         if self._after_call and not self._has_text:
             text = text.lstrip()
@@ -221,7 +216,6 @@ class ToolStream:
                 return False
             self._apply(piece, out)
         self._reader = None
-        self._last_char = "\n" if not self._source.pos else self._source.text[self._source.pos - 1]
         return True
 
     def _apply(self, piece: Piece, out: list[StreamPiece]) -> None:
@@ -233,18 +227,21 @@ class ToolStream:
             case CallEnd():
                 self._end_call()
             case CutOff():
-                self.cut_off = True
+                self.cut_off = self._after_call = True
                 self._warn("the output ended inside a tool call")
                 self._end_call()
             case NotACall():
                 self._give_back(self._source.taken, out)
                 self._declined += 1
                 if self._declined == _MAX_FALSE_STARTS:
-                    self._scanner = self._scan_for("anywhere")
+                    lines = {marker.text for marker in self._format.markers if marker.where == "line"}
+                    self._scanner = MarkerScanner(text for text in self._scanner.markers if text not in lines)
             case Malformed():
                 self._warn("the model wrote a malformed tool call; it is returned as text")
                 self._give_back(self._without_markup(self._source.taken), out)
                 self._malformed += 1
+                if self._malformed == 1:  # what is left of the region may hold more of its markup
+                    self._scanner = MarkerScanner((*self._scanner.markers, *self._format.delimiters))
             case Text(text):
                 self._inside_reasoning = False
                 self._emit_text(text, out)
@@ -293,7 +290,7 @@ class ToolStream:
         while (found := self._markup.find(text, position, final=True)) is not None:
             parts.append(text[position : found[0]])
             position = found[0] + len(found[1])
-        return "".join((*parts, text[position:])).strip()
+        return "".join((*parts, text[position:]))
 
 
 def parse_output(fmt: ToolFormat, text: str, tools: Sequence[ToolSpec], *, parallel: bool = True) -> ParsedOutput:
