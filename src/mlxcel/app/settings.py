@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from mlxcel.engine.config import EngineConfig
 from mlxcel.prefix_cache.settings import CacheSettings
 
 if TYPE_CHECKING:
-    from mlxcel.runners.generate.options import RunnerOptions
+    from mlxcel.runners.generate.options import KvType, RunnerOptions
 
 
 AUTO_SLOTS = 4
@@ -83,7 +84,7 @@ def engine_config(config: ServerConfig, slots: int, context_tokens: int) -> Engi
 def runner_options(config: ServerConfig, name: str) -> RunnerOptions:
     """Options of the runner."""
     from mlxcel.config.option import parse_bytes
-    from mlxcel.runners.generate.options import RunnerOptions
+    from mlxcel.runners.generate.options import RopeOverrides, RunnerOptions
 
     budget = config.scheduling.kv_cache_budget
     scheduling = config.scheduling
@@ -95,9 +96,17 @@ def runner_options(config: ServerConfig, name: str) -> RunnerOptions:
         context_tokens=scheduling.ctx_size if slot_count(config) == 1 else 0,
         max_rows=slot_count(config),
         kv_budget_bytes=0 if budget in ("auto", "none") else parse_bytes(budget),
+        kv_types=(_kv_type(scheduling.cache_type_k), _kv_type(scheduling.cache_type_v)),
         backend=config.model.backend,  # type: ignore[arg-type]
+        kernels=config.model.kernels,  # type: ignore[arg-type]
         trust_remote_code=config.model.trust_remote_code,
+        rope=RopeOverrides(**dataclasses.asdict(config.rope)),
     )
+
+
+def _kv_type(name: str) -> KvType:
+    """f16 stands for the decoder's own 16-bit type (or fp32, where it computes with that)."""
+    return "auto" if name in ("f16", "fp16") else name  # type: ignore[return-value]
 
 
 def generation_defaults(config: ServerConfig, generation_config: dict[str, Any]) -> GenerationOptions:

@@ -85,9 +85,9 @@ def _build(checkpoint: Checkpoint, options: RunnerOptions) -> ModelRunner:
 
 
 def _window_tokens(checkpoint: Checkpoint, options: RunnerOptions) -> int:
-    config = options.rope.apply(checkpoint.config) if options.rope.active else checkpoint.config
-    text_config = config.get("text_config") or config
-    return int(text_config.get("max_position_embeddings") or text_config.get("n_positions") or 4096)
+    from mlxcel.runners.generate.window import declared_window_tokens
+
+    return declared_window_tokens(options.rope.apply(checkpoint.config) if options.rope.active else checkpoint.config)
 
 
 def _display_name(wanted: str, path: Path) -> str:

@@ -15,6 +15,7 @@ from mlxcel.cli.options import build_parser, resolve
 from mlxcel.config.conversation import TemplateConfig
 from mlxcel.config.model import ModelConfig
 from mlxcel.config.option import option, switch
+from mlxcel.config.rope import RopeConfig
 from mlxcel.config.sampling import SamplingConfig
 from mlxcel.config.scheduling import SchedulingConfig
 from mlxcel.config.server import LogConfig, ServerConfig
@@ -51,6 +52,7 @@ class GenerateConfig:
 
     prompt: PromptConfig = field(default_factory=PromptConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    rope: RopeConfig = field(default_factory=RopeConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
@@ -82,7 +84,14 @@ def server_config(config: GenerateConfig) -> ServerConfig:
     if "sampling.temperature" not in given:
         sampling = dataclasses.replace(sampling, temperature=0.0)
     scheduling = dataclasses.replace(config.scheduling, parallel=1)
-    return ServerConfig(model=config.model, sampling=sampling, scheduling=scheduling, template=config.template, given=given)
+    return ServerConfig(
+        model=config.model,
+        rope=config.rope,
+        sampling=sampling,
+        scheduling=scheduling,
+        template=config.template,
+        given=given,
+    )
 
 
 async def _talk(config: GenerateConfig) -> int:

@@ -14,6 +14,7 @@ from mlxcel.cli.options import build_parser, resolve
 from mlxcel.cli.store import human_bytes
 from mlxcel.config.model import ModelConfig
 from mlxcel.config.option import option, parse_int, switch
+from mlxcel.config.rope import RopeConfig
 from mlxcel.config.scheduling import SchedulingConfig
 from mlxcel.config.server import ServerConfig
 
@@ -31,6 +32,7 @@ class InspectConfig:
     """What ``inspect`` was told."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    rope: RopeConfig = field(default_factory=RopeConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
@@ -62,7 +64,7 @@ def inspect_model(config: InspectConfig) -> dict[str, Any]:
     from mlxcel.runners.generate.providers import Declined
     from mlxcel.runners.weights import open_checkpoint
 
-    server = ServerConfig(model=config.model, scheduling=config.scheduling)
+    server = ServerConfig(model=config.model, rope=config.rope, scheduling=config.scheduling)
     path = find_model(server)
     checkpoint = open_checkpoint(path)
     options = runner_options(server, path.stem)

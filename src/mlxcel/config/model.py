@@ -67,6 +67,13 @@ class ModelConfig:
         choices=("auto", "native", "transformers"),
         help="which decoder runs the model",
     )
+    kernels: str = option(
+        "auto",
+        "--kernels",
+        env="MLXCEL_KERNELS",
+        choices=("auto", "off"),
+        help="compiled CPU kernels: where they fit, or never",
+    )
     trust_remote_code: bool = switch(
         False, "--trust-remote-code", env="MLXCEL_TRUST_REMOTE_CODE", help="run Python code that a checkpoint carries"
     )

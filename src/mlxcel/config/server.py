@@ -8,6 +8,7 @@ from mlxcel.config.conversation import TemplateConfig
 from mlxcel.config.model import ModelConfig
 from mlxcel.config.network import EndpointConfig, NetworkConfig
 from mlxcel.config.option import option, parse_int, switch
+from mlxcel.config.rope import RopeConfig
 from mlxcel.config.sampling import SamplingConfig
 from mlxcel.config.scheduling import PromptCacheConfig, SchedulingConfig
 from mlxcel.config.stores import StoresConfig
@@ -43,6 +44,7 @@ class ServerConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    rope: RopeConfig = field(default_factory=RopeConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     prompt_cache: PromptCacheConfig = field(default_factory=PromptCacheConfig)

@@ -19,6 +19,7 @@ from mlxcel.runners.generate.providers import (
     DecoderRequest,
     default_dtype,
     default_providers,
+    keeps_kv_in,
 )
 from mlxcel.runners.generate.window import window_tokens
 
@@ -54,9 +55,15 @@ def build_runner(
         why = runner.reason
     if options.backend == "native":
         raise StartupError(f"no native decoder for this model ({why}); start with --backend auto")
+    dtype = _DTYPES.get(options.dtype) or default_dtype(device)
+    if not keeps_kv_in(dtype, options):
+        raise StartupError(
+            "--cache-type-k, --cache-type-v: only the compiled kernels keep KV in another type than the compute type, and "
+            f"they do not serve this model ({why}); leave both at f16"
+        )
     from mlxcel.runners.generate.hf.select import build_transformers_runner  # imports transformers, which takes a second
 
-    return build_transformers_runner(checkpoint, options, _DTYPES.get(options.dtype) or default_dtype(device), device, why)
+    return build_transformers_runner(checkpoint, options, dtype, device, why)
 
 
 def pick_device(options: RunnerOptions) -> torch.device:

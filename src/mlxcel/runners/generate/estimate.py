@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxcel.runners.generate.build import native_spec, pick_device
 from mlxcel.runners.generate.memory import available_bytes, pool_block_count
-from mlxcel.runners.generate.options import BLOCK_TOKENS, RunnerOptions
+from mlxcel.runners.generate.options import BLOCK_TOKENS, KvType, RunnerOptions
 from mlxcel.runners.generate.providers import Declined, default_dtype
 from mlxcel.runners.generate.window import declared_window_tokens, window_tokens
 
@@ -56,7 +56,7 @@ def estimate_memory(
     native = not isinstance(native_spec(checkpoint, options), Declined)
     weights_bytes = _weights_bytes(checkpoint, item_bytes, keeps_packed=native and options.dtype != "fp32")
     context_tokens = window_tokens(options, declared_window_tokens(config))
-    token_bytes = _kv_bytes_per_token(config, item_bytes)
+    token_bytes = _kv_bytes_per_token(config, options.kv_types, item_bytes)
     block_count = pool_block_count(options, context_tokens, token_bytes) if token_bytes else 0
     kv_bytes = block_count * BLOCK_TOKENS * token_bytes
     activation_bytes = _activation_bytes(config, options.max_rows, min(context_tokens, _PIECE_TOKENS), item_bytes)
@@ -77,7 +77,7 @@ def _weights_bytes(checkpoint: Checkpoint, item_bytes: int, *, keeps_packed: boo
     return min(dense_bytes, checkpoint.weights_bytes) if keeps_packed else dense_bytes
 
 
-def _kv_bytes_per_token(config: Mapping[str, Any], item_bytes: int) -> int:
+def _kv_bytes_per_token(config: Mapping[str, Any], kv_types: tuple[KvType, KvType], item_bytes: int) -> int:
     """Keys and values of one token over all attention layers; the fixed state of other layers is left to the headroom."""
     heads = _first(config, "num_attention_heads", "n_head", "n_heads")
     width = _first(config, "hidden_size", "n_embd", "d_model", "dim")
@@ -92,7 +92,12 @@ def _kv_bytes_per_token(config: Mapping[str, Any], item_bytes: int) -> int:
         key_dim = _first(config, "qk_nope_head_dim") + _first(config, "qk_rope_head_dim")
         return layers * heads * (key_dim + _first(config, "v_head_dim")) * item_bytes
     kv_heads = _first(config, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or heads
-    return layers * 2 * kv_heads * head_dim * item_bytes
+    return layers * kv_heads * sum(_vector_bytes(kind, head_dim, item_bytes) for kind in kv_types)
+
+
+def _vector_bytes(kind: KvType, head_dim: int, item_bytes: int) -> int:
+    """One head's key or value of one token; int8 has a float32 scale besides."""
+    return head_dim + 4 if kind == "int8" else head_dim * {"bf16": 2, "fp32": 4}.get(kind, item_bytes)
 
 
 def _activation_bytes(config: Mapping[str, Any], rows: int, piece_tokens: int, item_bytes: int) -> int:

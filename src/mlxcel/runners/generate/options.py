@@ -11,6 +11,8 @@ from mlxcel.runners.generate.decoder.rope import rope_parameters
 
 BLOCK_TOKENS = 16  # tokens per KV block, for every decoder
 
+KvType = Literal["auto", "bf16", "fp32", "int8"]
+
 
 @dataclass(frozen=True, slots=True)
 class RopeOverrides:
@@ -102,6 +104,7 @@ class RunnerOptions:
         max_rows: rows that can be open at once.
         kv_block_count: KV blocks of ``BLOCK_TOKENS`` tokens; 0 derives it from ``kv_budget_bytes`` and the window.
         kv_budget_bytes: cap on the KV pool; 0 is half of the memory that is free.
+        kv_types: storage of keys and of values; "auto" is the decoder's own type.
         backend: "native" or "transformers" insists on a path; "auto" takes the fastest that serves the model.
         kernels: "off" forbids the compiled kernels.
     """
@@ -114,6 +117,7 @@ class RunnerOptions:
     max_rows: int = 4
     kv_block_count: int = 0
     kv_budget_bytes: int = 0
+    kv_types: tuple[KvType, KvType] = ("auto", "auto")
     backend: Literal["auto", "native", "transformers"] = "auto"
     kernels: Literal["auto", "off"] = "auto"
     trust_remote_code: bool = False

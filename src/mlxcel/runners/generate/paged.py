@@ -46,5 +46,6 @@ def paged_runner(
 
 def state_fingerprint(checkpoint: Checkpoint, options: RunnerOptions, choice: RunnerChoice, bytes_per_token: int) -> str:
     """Digest of everything that decides what a cached KV state holds, its storage format included."""
-    parts = (checkpoint.fingerprint, options.dtype, options.device, choice.path, repr(options.rope), str(bytes_per_token))
+    storage = (*options.kv_types, str(bytes_per_token))
+    parts = (checkpoint.fingerprint, options.dtype, options.device, choice.path, repr(options.rope), *storage)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

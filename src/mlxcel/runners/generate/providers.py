@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from mlxcel.runners.weights import Checkpoint
 
 
+_KV_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderRequest:
     """A native model that wants a decoder.
@@ -64,6 +67,8 @@ class TorchProvider:
 
     def offer(self, request: DecoderRequest) -> Decoder | Declined:
         dtype = request.dtype or default_dtype(request.device)
+        if not keeps_kv_in(dtype, request.options):
+            return Declined(f"it keeps KV in its compute type, {str(dtype).removeprefix('torch.')}")
         return TorchDecoder(
             request.spec,
             request.checkpoint,
@@ -73,6 +78,11 @@ class TorchProvider:
             block_tokens=BLOCK_TOKENS,
             block_count=request.block_count(request.spec.kv_bytes_per_token(dtype.itemsize)),
         )
+
+
+def keeps_kv_in(dtype: torch.dtype, options: RunnerOptions) -> bool:
+    """Whether a decoder that stores KV in its compute type can store it as asked."""
+    return all(kind == "auto" or _KV_DTYPES.get(kind) == dtype for kind in options.kv_types)
 
 
 def default_dtype(device: torch.device) -> torch.dtype:

@@ -35,15 +35,16 @@ class KernelProvider:
         unfit = unfit_shape(request.spec)
         if unfit:
             return Declined(unfit)
-        mode: KvMode = "fp32" if request.dtype == torch.float32 else "bf16"
+        own: KvMode = "fp32" if request.dtype == torch.float32 else "bf16"
+        k_mode, v_mode = (own if kind == "auto" else kind for kind in request.options.kv_types)
         options = KernelOptions(
             level,
-            block_count=request.block_count(kv_bytes_per_token(request.spec, mode, mode)),
+            block_count=request.block_count(kv_bytes_per_token(request.spec, k_mode, v_mode)),
             threads=request.options.threads,
             dense_dtype=request.dtype or default_dtype(request.device),
             exact=request.dtype == torch.float32,
-            k_mode=mode,
-            v_mode=mode,
+            k_mode=k_mode,
+            v_mode=v_mode,
         )
         return NativeDecoder(library, request.spec, request.checkpoint, options)
 
