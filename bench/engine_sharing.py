@@ -63,9 +63,7 @@ class Run:
     def gaps_s(self, from_s: float, to_s: float) -> list[float]:
         """Times between tokens that lie wholly in a span."""
         return [
-            later - earlier
-            for earlier, later in itertools.pairwise(self.times_s)
-            if earlier >= from_s and later <= to_s
+            later - earlier for earlier, later in itertools.pairwise(self.times_s) if earlier >= from_s and later <= to_s
         ]
 
 

@@ -88,7 +88,6 @@ async def round_of(peer: Peer, prefill: list[int], streams: list[int]) -> dict[s
         figures[f"decode_{count}_tokens_per_s"] = decode.tokens_per_s
         figures[f"decode_{count}_gap_p99_s"] = decode.inter_token_p99_s
     figures["ttft_512_beside_8_streams_s"] = await ttft_beside(client, bench, 8)
-    figures["memory_4x2k_bytes"] = await memory_of(peer, client, bench)
     return figures
 
 
@@ -104,8 +103,11 @@ async def ttft_beside(client: BenchClient, bench: Bench, streams: int) -> float:
     return sample.ttft_s
 
 
-async def memory_of(peer: Peer, client: BenchClient, bench: Bench) -> float:
+async def memory_of(peer: Peer) -> float:
     """Resident bytes with four contexts of 2,048 tokens."""
+    client = BenchClient(peer.url, model="bench")
+    bench = Bench(client)
+    await bench.calibrate()
     await asyncio.gather(*(client.complete(bench.prompt(2000), new_tokens=32) for _ in range(4)))
     return float(peer.memory_bytes())
 
@@ -129,12 +131,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     model = options.model or str(packaged_model())
-    threads, slots = str(options.threads), 32
-    mlxcel = [sys.executable, "-m", "mlxcel.cli.main", "serve", "-m", model, "--port", "8201", "--log-disable",
-              "-np", str(slots), "--kv-unified", "-t", threads]  # fmt: skip
-    llama = [*shlex.split(options.llama_server), "-m", model, "--port", "8202", "-t", threads, "-np", str(slots),
-             "-c", str(slots * 2560), "--no-webui"]  # fmt: skip
-    peers = [Peer("mlxcel", mlxcel, 8201), Peer("llama-server", llama, 8202)]
+    peers = servers(options, model, slots=32)
     prefill, streams = ([int(part) for part in text.split(",")] for text in (options.prefill, options.streams))
     best: dict[str, dict[str, float]] = {peer.name: {} for peer in peers}
     for number in range(options.rounds):
@@ -145,6 +142,12 @@ def main() -> None:
             finally:
                 peer.stop()
             merge(best[peer.name], figures)
+    for peer in servers(options, model, slots=4):
+        try:
+            peer.start()
+            best[peer.name]["memory_4x2k_bytes"] = asyncio.run(memory_of(peer))
+        finally:
+            peer.stop()
     report = {
         "command": " ".join(sys.argv),
         "commit": subprocess.run(
@@ -159,6 +162,14 @@ def main() -> None:
     if options.output:
         options.output.write_text(text + "\n", encoding="utf-8")
     print(text)
+
+
+def servers(options: argparse.Namespace, model: str, *, slots: int) -> list[Peer]:
+    """Both servers with so many slots of 2,560 tokens."""
+    shared = ["-m", model, "-t", str(options.threads), "-np", str(slots), "-c", str(slots * 2560)]
+    mlxcel = [sys.executable, "-m", "mlxcel.cli.main", "serve", *shared, "--port", "8201", "--log-disable"]
+    llama = [*shlex.split(options.llama_server), *shared, "--port", "8202"]
+    return [Peer("mlxcel", mlxcel, 8201), Peer("llama-server", llama, 8202)]
 
 
 def packaged_model() -> Path:
