@@ -2,8 +2,8 @@
 
     python bench/fairness.py [--url http://127.0.0.1:8080] [--prompt-tokens 7600] [--streams 4]
 
-Without ``--url`` a server of our own is started. Reported: the p99 gap between tokens of the streams alone and while the long
-prompt is read, and the prompt's time to the first token alone and beside the streams.
+Without ``--url`` a server of our own is started. Reported: the p99 gap between tokens of the streams, alone and while the
+long prompt is read, and the prompt's time to the first token, alone and beside the streams.
 """
 
 from __future__ import annotations
