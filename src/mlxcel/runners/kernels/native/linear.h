@@ -89,10 +89,10 @@ void affine_rows(const Matrix& m, const Operand& x, int row, int block, float* o
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; r++) {
           const F activation_scale = splat(scales[r]);
-          total[r] = fma(to_float(first[r]), mul(scale, activation_scale), total[r]);
+          total[r] = fma(to_float(finish_dots<kBits == 8>(first[r])), mul(scale, activation_scale), total[r]);
           total[r] = fma(minimum, splat(sums[r]), total[r]);
           if constexpr (kSplit) {
-            total[r] = fma(to_float(second[r]), mul(scale2, activation_scale), total[r]);
+            total[r] = fma(to_float(finish_dots<kBits == 8>(second[r])), mul(scale2, activation_scale), total[r]);
             total[r] = fma(minimum2, splat(sums[kStrip + r]), total[r]);
           }
         }

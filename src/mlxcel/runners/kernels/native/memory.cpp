@@ -9,7 +9,6 @@ namespace mlx {
 
 namespace {
 
-constexpr size_t kHugePage = 2u << 20;
 constexpr size_t kSlab = 32u << 20;
 
 }  // namespace
@@ -24,6 +23,7 @@ Pages::Pages(size_t bytes) : bytes_(bytes) {
   if (p == MAP_FAILED) throw std::bad_alloc();
   data_ = (uint8_t*)p;
 #ifdef MADV_HUGEPAGE
+  constexpr size_t kHugePage = 2u << 20;
   if (bytes >= kHugePage) madvise(p, bytes, MADV_HUGEPAGE);
 #endif
 }

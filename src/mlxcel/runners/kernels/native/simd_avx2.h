@@ -49,24 +49,35 @@ inline F to_float(I a) { return _mm256_cvtepi32_ps(a); }
 inline C load_codes(const uint8_t* p) { return _mm256_load_si256((const __m256i*)p); }
 inline C low_nibbles(C c) { return _mm256_and_si256(c, _mm256_set1_epi8(15)); }
 inline C high_nibbles(C c) { return _mm256_and_si256(_mm256_srli_epi16(c, 4), _mm256_set1_epi8(15)); }
+#if defined(__AVXVNNI__)
 template <bool kWide>
 inline I dot4(I sums, C codes, const int8_t* x) {
   int32_t four;
   __builtin_memcpy(&four, x, 4);
-  const __m256i values = _mm256_set1_epi32(four);
-#if defined(__AVXVNNI__)
-  return _mm256_dpbusd_avx_epi32(sums, codes, values);
-#else
-  const __m256i ones = _mm256_set1_epi16(1);
-  if constexpr (kWide) {
-    // Pairs of products saturate at 16 bits when codes go beyond 128, so their nibbles are multiplied apart.
-    const __m256i low = _mm256_madd_epi16(_mm256_maddubs_epi16(low_nibbles(codes), values), ones);
-    const __m256i high = _mm256_madd_epi16(_mm256_maddubs_epi16(high_nibbles(codes), values), ones);
-    return _mm256_add_epi32(sums, _mm256_add_epi32(low, _mm256_slli_epi32(high, 4)));
-  }
-  return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, values), ones));
-#endif
+  return _mm256_dpbusd_avx_epi32(sums, codes, _mm256_set1_epi32(four));
 }
+template <bool kWide>
+inline I finish_dots(I sums) {
+  return sums;
+}
+#else
+// 4-bit codes: the sums stay in pairs of 16 bits, which hold the eight steps of a unit (8 * 2 * 15 * 127 = 30480).
+// 8-bit codes: pairs of products would saturate at 16 bits, so their nibbles are multiplied apart.
+template <bool kWide>
+inline I dot4(I sums, C codes, const int8_t* x) {
+  int32_t four;
+  __builtin_memcpy(&four, x, 4);
+  const __m256i values = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1);
+  if constexpr (!kWide) return _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, values));
+  const __m256i low = _mm256_madd_epi16(_mm256_maddubs_epi16(low_nibbles(codes), values), ones);
+  const __m256i high = _mm256_madd_epi16(_mm256_maddubs_epi16(high_nibbles(codes), values), ones);
+  return _mm256_add_epi32(sums, _mm256_add_epi32(low, _mm256_slli_epi32(high, 4)));
+}
+template <bool kWide>
+inline I finish_dots(I sums) {
+  return kWide ? sums : _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+}
+#endif
 
 inline F load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 inline void load_pairs(const uint16_t* p, F& even, F& odd) {

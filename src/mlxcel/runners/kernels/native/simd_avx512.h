@@ -38,11 +38,17 @@ inline C load_codes(const uint8_t* p) { return _mm512_load_si512(p); }
 inline C low_nibbles(C c) { return _mm512_and_si512(c, _mm512_set1_epi8(15)); }
 inline C high_nibbles(C c) { return _mm512_and_si512(_mm512_srli_epi16(c, 4), _mm512_set1_epi8(15)); }
 // Lane n gains the dot product of its four codes with the four signed bytes at x. kWide: codes reach 255 instead of 15.
+// The sums of a unit's steps, from no_dots() on, become numbers by finish_dots().
 template <bool kWide>
 inline I dot4(I sums, C codes, const int8_t* x) {
   int32_t four;
   __builtin_memcpy(&four, x, 4);
   return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(four));
+}
+
+template <bool kWide>
+inline I finish_dots(I sums) {
+  return sums;
 }
 
 inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }

@@ -55,6 +55,11 @@ inline I dot4(I sums, C codes, const int8_t* x) {
   return vdotq_s32(sums, vreinterpretq_s8_u8(codes), values);
 }
 
+template <bool kWide>
+inline I finish_dots(I sums) {
+  return sums;
+}
+
 inline F load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 inline void load_pairs(const uint16_t* p, F& even, F& odd) {
   const uint32x4_t both = vreinterpretq_u32_u16(vld1q_u16(p));

@@ -74,6 +74,11 @@ inline I dot4(I sums, C codes, const int8_t* x) {
   return sums;
 }
 
+template <bool kWide>
+inline I finish_dots(I sums) {
+  return sums;
+}
+
 inline float half_to_float(uint16_t half) {
   const uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
   if (rest < 0x400) {  // subnormal: units of 2^-24
