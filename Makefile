@@ -34,5 +34,9 @@ $(STAMPS)/dev: pyproject.toml constraints.txt setup.py | $(BIN)/python
 docs: $(STAMPS)/dev
 	$(BIN)/python -m mlxcel.cli.main docs
 
+# Writes docs/models.md; about five minutes.
+sweep: $(STAMPS)/dev
+	$(BIN)/python -m mlxcel.testing.sweep --page docs/models.md
+
 clean:
 	rm -rf $(VENV) $(STAMPS) build dist src/*.egg-info

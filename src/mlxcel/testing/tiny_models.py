@@ -47,7 +47,8 @@ def _sizes() -> dict[str, Any]:
         (
             _HIDDEN,
             "hidden_size d_model n_embd embedding_size word_embed_proj_dim dim emb_dim embedding_dim "
-            "input_embedding_size output_embedding_size lru_width moe_latent_size backbone_hidden_size router_hidden_size",
+            "input_embedding_size output_embedding_size lru_width moe_latent_size backbone_hidden_size router_hidden_size "
+            "hidden_size_global adapter_in_dim adapter_out_dim adapter_input_size",
         ),
         (
             _FFN,
@@ -66,13 +67,14 @@ def _sizes() -> dict[str, Any]:
             "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
             "num_encoder_attention_heads num_decoder_attention_heads swa_num_attention_heads",
         ),
-        (_KV_HEADS, "num_key_value_heads num_kv_heads kv_n_heads swa_num_key_value_heads num_query_groups index_n_heads"),
+        (_KV_HEADS, "num_key_value_heads num_kv_heads kv_n_heads swa_num_key_value_heads num_query_groups"),
         (
             _HEAD_DIM,
             "head_dim swa_head_dim global_head_dim attention_head_size dim_head d_head kv_channels "
             "v_head_dim index_head_dim qk_nope_head_dim qk_rope_head_dim linear_key_head_dim linear_value_head_dim "
             "linear_head_dim mamba_d_head mamba_head_dim mamba_headdim",
         ),
+        (8, "index_n_heads"),  # fewer, and most of an indexer's scores are the same zero: which ones win is then undefined
         (8, "rotary_dim mamba_d_state ssm_state_size state_size mamba_chunk_size chunk_size time_step_rank"),
         (32, "q_lora_rank kv_lora_rank o_lora_rank adapter_rank hidden_size_per_layer_input"),
         (
@@ -128,11 +130,15 @@ _FAMILY_FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "indexer_compress_ratio": 4,
     },
     "recurrent_gemma": {"num_hidden_layers": 3},
+    "reformer": {"axial_pos_shape": [32, 32], "axial_pos_embds_dim": [16, 48]},
     "xmod": {"default_language": "en_XX"},
     "xlstm": {"qk_dim_factor": 1.0},
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
 }
 
+
+# Buffers that are stored and loaded but follow from the config; noise would make them contradict one another.
+_DERIVED_BUFFERS: Final = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 
 _TOKEN_IDS: Final[Mapping[str, int]] = {
     "bos_token_id": END_OF_TEXT_ID,
@@ -230,8 +236,10 @@ def _randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
     """
     embeddings = {module.weight.data_ptr() for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     seen: set[int] = set()
-    for tensor in model.state_dict().values():
+    for name, tensor in model.state_dict().items():
         if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.data_ptr() in seen:
+            continue
+        if name.endswith(_DERIVED_BUFFERS):
             continue
         seen.add(tensor.data_ptr())
         noise = torch.randn(tensor.shape, generator=generator)

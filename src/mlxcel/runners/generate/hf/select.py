@@ -50,7 +50,8 @@ def build_transformers_runner(
         decoder = HfDecoder(model, lambda bytes_per_token: pool_block_count(options, context_tokens, bytes_per_token))
         check_ragged(decoder, reference)
     except Exception as error:  # modules of any family may raise anything; the slower path is then taken
-        problem = str(error) if isinstance(error, ValueError) else type(error).__name__
+        failure = f"its modules fail under our attention ({type(error).__name__})"
+        problem = str(error) if isinstance(error, ValueError) else failure
         remove_hook(model, own_implementation)
         return _stateful_runner(model, checkpoint, options, reference, context_tokens, f"{why}; not batched: {problem}")
     choice = RunnerChoice("transformers", f"{why}; batched over paged KV")
