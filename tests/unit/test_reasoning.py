@@ -15,7 +15,6 @@ from mlxcel.text.reasoning import (
     ReasoningMarkers,
     ReasoningSplitter,
     detect_reasoning,
-    prompt_opens_reasoning,
 )
 
 BY_NAME = {markers.name: markers for markers in REASONING_MARKERS}
@@ -62,7 +61,7 @@ def test_think_blocks(text: str, starts_inside: bool, thinking: str, answer: str
 
 @pytest.mark.parametrize("markers", REASONING_MARKERS, ids=lambda markers: markers.name)
 def test_every_family(markers: ReasoningMarkers) -> None:
-    text = f"{markers.open}\nhm{markers.close}\nHello"
+    text = f"{markers.open}{markers.label}\nhm{markers.close}\nHello"
     for chunks in ([text], list(text)):
         assert split(markers, chunks)[:2] == ("hm", "Hello")
 
@@ -122,10 +121,12 @@ def test_detection() -> None:
     assert detect_reasoning("<|channel>thought<channel|>", none_of_them) == GEMMA
     assert detect_reasoning("", {"<think>": 1, "</think>": 2}.get) == THINK
     assert detect_reasoning("", {"<think>": 1}.get) is None
+    assert detect_reasoning("", {"<|channel>": 1, "<channel|>": 2}.get) == GEMMA
     assert detect_reasoning("{{ messages }}", none_of_them) is None
 
 
-def test_a_prompt_that_opens_the_block() -> None:
-    assert prompt_opens_reasoning("<|im_start|>assistant\n<think>\n", THINK)
-    assert not prompt_opens_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n", THINK)
-    assert not prompt_opens_reasoning("what is <think>?", THINK)
+def test_a_label_is_markup_only_where_it_belongs() -> None:
+    for chunks_of in (lambda text: [text], list):
+        assert split(GEMMA, chunks_of("<|channel>th<channel|>Hi"))[:2] == ("th", "Hi")
+        assert split(GEMMA, chunks_of("<|channel>thought\nthought<channel|>Hi"))[:2] == ("thought", "Hi")
+        assert split(GEMMA, chunks_of("<|channel>thought"))[:2] == ("", "")

@@ -22,16 +22,18 @@ class ReasoningMarkers:
         close: ends it.
         anywhere: the delimiters cannot be written by accident (control tokens), so a block may begin in mid-answer. Plain
             tags such as ``<think>`` open a block only at the start of the output: later they are text about tags.
+        label: a word after ``open`` that belongs to the markup.
     """
 
     name: str
     open: str
     close: str
     anywhere: bool = False
+    label: str = ""
 
 
 REASONING_MARKERS = (
-    ReasoningMarkers("gemma4", "<|channel>thought", "<channel|>", anywhere=True),
+    ReasoningMarkers("gemma4", "<|channel>", "<channel|>", anywhere=True, label="thought"),
     ReasoningMarkers("command", "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True),
     ReasoningMarkers("apertus", "<|inner_prefix|>", "<|inner_suffix|>", anywhere=True),
     ReasoningMarkers("seed", "<seed:think>", "</seed:think>"),
@@ -58,11 +60,6 @@ def detect_reasoning(chat_template: str, token_id: Callable[[str], int | None]) 
         if token_id(markers.open) is not None and token_id(markers.close) is not None:
             return markers
     return None
-
-
-def prompt_opens_reasoning(prompt: str, markers: ReasoningMarkers) -> bool:
-    """True when the rendered prompt ends inside a block, so that the output begins with thinking."""
-    return prompt.rstrip().endswith(markers.open)
 
 
 MAX_TRIMMED_CHARS = 256  # white space beyond this is text: what is withheld stays bounded
@@ -98,6 +95,8 @@ class ReasoningSplitter:
     ) -> None:
         self._open, self._close = markers.open, markers.close
         self._anywhere = markers.anywhere
+        self._label = markers.label
+        self._expects_label = False
         self._inner = MarkerScanner((markers.close, *implicit_ends))
         self._outer = MarkerScanner((markers.open, markers.close) if markers.anywhere else (markers.close,))
         self._inside = starts_inside
@@ -163,10 +162,18 @@ class ReasoningSplitter:
         segments.append(Segment(True, "", self._held[:cut]))
         self._held = self._held[cut:]
         self._inside = into_thinking
+        self._expects_label = into_thinking and bool(self._label)
         self._seen_block = True
         self._trim_newlines = True
 
     def _read_thinking(self, segments: list[Segment], final: bool) -> bool:
+        if self._expects_label:
+            if not final and self._label.startswith(self._held) and self._held != self._label:
+                return False
+            self._expects_label = False
+            if self._held.startswith(self._label):
+                segments.append(Segment(True, "", self._label))
+                self._held = self._held[len(self._label) :]
         self._trim(segments, reasoning=True)
         found = self._inner.find(self._held, final=final)
         if found is not None:

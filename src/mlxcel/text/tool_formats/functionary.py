@@ -11,6 +11,7 @@ from mlxcel.text.markers import MarkerScanner
 from mlxcel.text.tool_formats.base import ToolFormat, ToolTable
 from mlxcel.text.tool_formats.json_text import read_json_value
 from mlxcel.text.tool_formats.source import (
+    MAX_FALSE_STARTS,
     CallArguments,
     CallBegin,
     CallEnd,
@@ -27,19 +28,22 @@ from mlxcel.text.tool_formats.source import (
 
 _PROMPT, _EVERYONE = ">>>", "all"
 _SCANNER = MarkerScanner((_PROMPT,))
+_NEVER = MarkerScanner(())
 _NAME = re.compile(r"[\w.\-]+")
 
 
 def _read(source: Source, marker: str, tools: ToolTable) -> Reader[None]:
     yield from accept(source, _PROMPT)
     opening = ""  # what to give back as text when no recipient follows
+    false_starts = 0
     while True:
         recipient = yield from read_line(source)
         if recipient is None or not _is_recipient(recipient, tools):
+            false_starts += 1
             yield Text(opening + (recipient + "\n" if recipient is not None else ""))
         elif recipient != _EVERYONE and not (yield from _read_call(source, recipient)):
             return
-        opening = yield from _read_text(source)
+        opening = yield from _read_text(source, _SCANNER if false_starts < MAX_FALSE_STARTS else _NEVER)
         if not opening:
             return
 
@@ -48,10 +52,10 @@ def _is_recipient(line: str, tools: ToolTable) -> bool:
     return line == _EVERYONE or (_NAME.fullmatch(line) is not None and tools.declares(line))
 
 
-def _read_text(source: Source) -> Reader[str]:
+def _read_text(source: Source, scanner: MarkerScanner) -> Reader[str]:
     """Pass text on up to the next ``>>>`` and return that; "" at the end of the output."""
     while True:
-        text, found, done = take_some(source, _SCANNER)
+        text, found, done = take_some(source, scanner)
         if text:
             yield Text(text)
         if done:

@@ -51,5 +51,5 @@ DEEPSEEK_V32 = ToolFormat(
     read=_DEEPSEEK.read,
     markers=(Marker(_DEEPSEEK.open),),
     noise=_DEEPSEEK.sections,
-    delimiters=_DEEPSEEK.delimiters,
+    delimiters=(*_DEEPSEEK.delimiters, _DSML),  # the prefix is a token of its own
 )

@@ -19,6 +19,8 @@ _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[^\s\"'<>{}()\[\]]+")
 _MAX_NAME_CHARS = 256
 MAX_LOOKAHEAD_SPACE = 256
+# After so many false starts in one answer a delimiter is not tried again, which bounds the work on hostile text.
+MAX_FALSE_STARTS = 512
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from mlxcel.text.markers import MarkerScanner
 from mlxcel.text.reasoning import MAX_TRIMMED_CHARS, Segment
 from mlxcel.text.tool_formats.base import ToolFormat, ToolTable
 from mlxcel.text.tool_formats.source import (
+    MAX_FALSE_STARTS,
     CallArguments,
     CallBegin,
     CallEnd,
@@ -22,9 +23,6 @@ from mlxcel.text.tool_formats.source import (
     Source,
     Text,
 )
-
-# After so many false starts in one answer the delimiter is not tried again, which bounds the work on hostile text.
-_MAX_FALSE_STARTS = 512
 
 StreamPiece = TextDelta | Segment | ToolCallStarted | ToolCallDelta
 
@@ -187,7 +185,7 @@ class ToolStream:
         source = self._source
         source.forget()
         source.take(len(marker))
-        if marker not in self._markers or self._malformed >= _MAX_FALSE_STARTS:  # noise
+        if marker not in self._markers or self._malformed >= MAX_FALSE_STARTS:  # noise
             self._withheld_space = ""
             self._after_call = True
             return
@@ -233,7 +231,7 @@ class ToolStream:
             case NotACall():
                 self._give_back(self._source.taken, out)
                 self._declined += 1
-                if self._declined == _MAX_FALSE_STARTS:
+                if self._declined == MAX_FALSE_STARTS:
                     lines = {marker.text for marker in self._format.markers if marker.where == "line"}
                     self._scanner = MarkerScanner(text for text in self._scanner.markers if text not in lines)
             case Malformed():
