@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
 from mlxcel.app import Source
 from mlxcel.config.server import ServerConfig
 from mlxcel.testing.app import LiveServer
+
+
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read by transformers too, when it is first imported
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Tiny models are fastest on one thread, and a second one would wait for a processor that another test may hold."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -50,7 +50,8 @@ class RowDriver:
         Raises:
             Exception: the error of a row that failed.
         """
-        rows, held = [], []
+        rows: list[_Row] = []
+        held: list[int] = []
         for prompt in prompts:
             blocks = self._take_blocks(len(prompt) + new_tokens)
             held.extend(blocks)
