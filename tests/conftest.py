@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+from transformers.utils import logging as transformers_logging
 
 from mlxcel.app import Source
 from mlxcel.config.server import ServerConfig
 from mlxcel.testing.app import LiveServer
-
-
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read by transformers too, when it is first imported
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,6 +23,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_progress_bars() -> None:
+    """A failing test shows what failed, and nothing else."""
+    transformers_logging.disable_progress_bar()
 
 
 @pytest.fixture
