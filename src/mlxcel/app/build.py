@@ -6,16 +6,20 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
+from mlxcel.app.constraints import check_constraint
+from mlxcel.app.settings import engine_config, generation_defaults, slot_context_tokens, slot_count, template_text
+from mlxcel.app.source import Source
 from mlxcel.config.keys import api_keys
 from mlxcel.config.option import parse_list
 from mlxcel.config.server import ServerConfig
 from mlxcel.config.stores import StoresConfig
 from mlxcel.core.errors import StartupError
+from mlxcel.core.jobs import OutputConstraint
 from mlxcel.engine.client import EngineClient
+from mlxcel.engine.loop_detection import parse_loop_policy, resolve_loop_policy
 from mlxcel.http.auth import KeyRing
 from mlxcel.http.guards import cors_middleware, is_loopback
 from mlxcel.http.rooms import Endpoints, Rooms
@@ -41,12 +45,6 @@ from mlxcel.text.reasoning import detect_reasoning
 from mlxcel.text.tool_formats import FORMATS, detect_format
 from mlxcel.wire.context import ServerFacts
 
-if TYPE_CHECKING:
-    pass
-
-from mlxcel.app.settings import engine_config, generation_defaults, slot_context_tokens, slot_count, template_text
-from mlxcel.app.source import Source
-
 _POOL_THREADS = 2
 
 
@@ -70,10 +68,11 @@ def build_app(config: ServerConfig, source: Source) -> App:
     slots = slot_count(config)
     context_tokens = slot_context_tokens(config, source.window_tokens)
     engine = EngineClient(source.build, engine_config(config, slots, context_tokens))
-    model = _served_model(config, source, engine, context_tokens)
+    defaults = generation_defaults(config, source.generation_config)
+    model = _served_model(config, source, engine, context_tokens, defaults.constraint)
     facts = ServerFacts(
         model_name=source.name,
-        defaults=generation_defaults(config, source.generation_config),
+        defaults=defaults,
         compat="lenient" if config.network.compat == "lenient" else "strict",
         reasoning_alias=None if config.template.reasoning_alias_field == "none" else config.template.reasoning_alias_field,
     )
@@ -112,6 +111,7 @@ def build_app(config: ServerConfig, source: Source) -> App:
             rooms.streams.close()
             await engine.close()
             pool.shutdown(wait=False, cancel_futures=True)
+            model.constraints.close()
 
     asgi = build_asgi(
         rooms,
@@ -130,23 +130,32 @@ def build_app(config: ServerConfig, source: Source) -> App:
     return App(asgi, rooms, model)
 
 
-def _served_model(config: ServerConfig, source: Source, engine: EngineClient, context_tokens: int) -> ServedModel:
+def _served_model(
+    config: ServerConfig,
+    source: Source,
+    engine: EngineClient,
+    context_tokens: int,
+    constraint: OutputConstraint | None,
+) -> ServedModel:
     tokenizer, options = source.tokenizer, config.template
     template = template_text(config) or tokenizer.chat_template or ""
+    chat_template = ChatTemplate.from_tokenizer(tokenizer, template or None)
+    constraints = ConstraintFactory(tokenizer)
+    check_constraint(constraint, constraints)
     if options.tool_call_parser and options.tool_call_parser not in FORMATS:
         raise StartupError(f"--tool-call-parser: must be one of {', '.join(sorted(FORMATS))}")
     chat_format = (
         FORMATS[options.tool_call_parser]
         if options.tool_call_parser
-        else detect_format(template, tokenizer.token_id, source.model_type)
+        else detect_format(chat_template.tool_source, tokenizer.token_id, source.model_type)
     )
     return ServedModel(
         name=source.name,
         context_tokens=context_tokens,
         client=engine,
         tokenizer=tokenizer,
-        template=ChatTemplate.from_tokenizer(tokenizer, template or None),
-        constraints=ConstraintFactory(tokenizer),
+        template=chat_template,
+        constraints=constraints,
         tool_format=chat_format,
         reasoning=detect_reasoning(template, tokenizer.token_id),
         policy=ChatPolicy(
@@ -158,6 +167,8 @@ def _served_model(config: ServerConfig, source: Source, engine: EngineClient, co
             reasoning_effort=options.reasoning_effort,
             reasoning_budget_tokens=options.reasoning_budget_tokens,
             reasoning_budget_message=options.reasoning_budget_message,
+            default_loop=resolve_loop_policy(None, parse_loop_policy(config.sampling.loop_detection), source.model_type),
+            default_constraint=constraint,
             context_shift=config.scheduling.context_shift,
         ),
         aliases=source.aliases,

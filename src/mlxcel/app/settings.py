@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxcel.app.constraints import server_constraint
 from mlxcel.config.server import ServerConfig
 from mlxcel.core.errors import StartupError
 from mlxcel.core.jobs import GenerationOptions
@@ -69,6 +70,7 @@ def engine_config(config: ServerConfig, slots: int, context_tokens: int) -> Engi
         enable_preemption=scheduling.enable_preemption,
         decode_timeout_s=scheduling.decode_timeout_s or 300.0,
         context_shift=scheduling.context_shift,
+        request_memory_budget_bytes=scheduling.request_memory_budget_bytes or None,
         sleep_idle_s=scheduling.sleep_idle_s if scheduling.sleep_idle_s >= 0 else None,
         cache=CacheSettings(
             enabled=cache.enabled,
@@ -77,6 +79,11 @@ def engine_config(config: ServerConfig, slots: int, context_tokens: int) -> Engi
             ttl_s=cache.ttl_s,
             min_prefix_tokens=cache.min_prefix_tokens,
             partial_match=cache.apc_enabled,
+            directory=Path(cache.directory) if cache.directory else None,
+            directory_capacity_bytes=cache.directory_bytes,
+            snapshot_capacity_bytes=cache.snapshot_capacity_bytes,
+            snapshot_max_entries=cache.snapshot_max_entries,
+            snapshot_ttl_s=cache.snapshot_ttl_s,
         ),
     )
 
@@ -149,6 +156,7 @@ def generation_defaults(config: ServerConfig, generation_config: dict[str, Any])
         ignore_eos=sampling.ignore_eos,
         keep_tokens=config.scheduling.keep_tokens,
         dry_breaker_texts=sampling.dry_sequence_breakers,
+        constraint=server_constraint(config.constraints),
     )
 
 

@@ -130,6 +130,13 @@ class SamplingConfig:
         metavar="F",
         help="shape of the range",
     )
+    loop_detection: str = option(
+        "",
+        "--loop-detection",
+        env="MLXCEL_LOOP_DETECTION",
+        metavar="POLICY",
+        help="end answers that repeat themselves: off, on or MIN,MAX,COUNT (default: on for Gemma 4, else off)",
+    )
     ignore_eos: bool = switch(False, "--ignore-eos", env="LLAMA_ARG_IGNORE_EOS", help="do not stop at the end-of-turn token")
     logit_bias: tuple[tuple[int, float], ...] = field(
         default=(),

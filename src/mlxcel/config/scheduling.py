@@ -80,6 +80,14 @@ class SchedulingConfig:
         metavar="SIZE",
         help="KV pool: auto, none or a size",
     )
+    request_memory_budget_bytes: int = option(
+        0,
+        "--request-memory-budget",
+        env="MLXCEL_REQUEST_MEMORY_BUDGET",
+        parse=parse_bytes,
+        metavar="SIZE",
+        help="KV memory that the worst case of one request may need; more is refused with 503 (0: the whole pool)",
+    )
     kv_admission_watermark: float = option(
         0.01,
         "--kv-admission-watermark",
@@ -189,6 +197,30 @@ class PromptCacheConfig:
         parse=parse_int(1),
         metavar="N",
         help="shortest prefix worth reusing, in tokens",
+    )
+    snapshot_capacity_bytes: int = option(
+        512 * 2**20,
+        "--prompt-cache-snapshot-capacity-bytes",
+        env="MLXCEL_PROMPT_CACHE_SNAPSHOT_CAPACITY_BYTES",
+        parse=parse_bytes,
+        metavar="SIZE",
+        help="bytes of state snapshots (recurrent and hybrid models)",
+    )
+    snapshot_max_entries: int = option(
+        4096,
+        "--prompt-cache-snapshot-max-entries",
+        env="MLXCEL_PROMPT_CACHE_SNAPSHOT_MAX_ENTRIES",
+        parse=parse_int(0),
+        metavar="N",
+        help="state snapshots kept",
+    )
+    snapshot_ttl_s: float = option(
+        7200.0,
+        "--prompt-cache-snapshot-ttl",
+        env="MLXCEL_PROMPT_CACHE_SNAPSHOT_TTL",
+        parse=parse_float(0),
+        metavar="S",
+        help="seconds an unused snapshot lives",
     )
     apc_enabled: bool = switch(
         True,

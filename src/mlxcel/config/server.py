@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mlxcel.config.constraints import ConstraintConfig
 from mlxcel.config.conversation import TemplateConfig
 from mlxcel.config.model import ModelConfig
 from mlxcel.config.network import EndpointConfig, NetworkConfig
@@ -47,6 +48,7 @@ class ServerConfig:
     rope: RopeConfig = field(default_factory=RopeConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    constraints: ConstraintConfig = field(default_factory=ConstraintConfig)
     prompt_cache: PromptCacheConfig = field(default_factory=PromptCacheConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
     stores: StoresConfig = field(default_factory=StoresConfig)

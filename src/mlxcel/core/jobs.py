@@ -50,6 +50,7 @@ class GenerationOptions:
 
     Attributes:
         max_tokens: None or -1 means until the window is full.
+        stop_ids: tokens that end the answer besides the model's own; left out of the text as well.
         stop: stop strings; matched across tokens and left out of the text.
         sampling: complete (server defaults are already merged in).
         loop: None leaves loop detection to the server's policy.
@@ -64,6 +65,7 @@ class GenerationOptions:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     priority: Priority = Priority.NORMAL
     loop: LoopDetection | None = None

@@ -65,7 +65,7 @@ class ConversationRenderer:
             raise InvalidRequest("'tool_choice': required needs at least one tool in 'tools'", param="tool_choice")
         if choice.mode == "named" and choice.name not in {tool.name for tool in job.tools}:
             raise InvalidRequest("'tool_choice': the named function is not declared in 'tools'", param="tool_choice")
-        if choice.forced and job.options.constraint is not None:
+        if choice.forced and job.options.constraint not in (None, self._model.policy.default_constraint):
             raise InvalidRequest(
                 "'tool_choice': a forced tool call cannot be combined with a structured output format", param="tool_choice"
             )

@@ -264,7 +264,7 @@ class GenerationService:
             prompt_ids=prompt.token_ids,
             max_tokens=max(limit, 1),
             sampling=self._sampling(options, choice),
-            stop_ids=frozenset() if options.ignore_eos else self.model.tokenizer.eos_ids,
+            stop_ids=options.stop_ids | (frozenset() if options.ignore_eos else self.model.tokenizer.eos_ids),
             priority=options.priority,
             cache=CachePolicy(
                 read=use_cache,

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from mlxcel.core.errors import CapabilityMissing, InvalidRequest
 from mlxcel.text.tokenizer import Tokenizer
+from mlxcel.text.tokenizer_parts import FimRole
 
+_AFTER_THE_GAP: tuple[FimRole, ...] = ("pad", "repo", "sep")
 _REPOSITORY = "myproject\n"
 _CURRENT_FILE = "filename\n"
 _UNNAMED = "tmp"
@@ -32,6 +34,12 @@ class InfillService:
     def __init__(self, tokenizer: Tokenizer, *, suffix_first: bool = False) -> None:
         self._tokenizer = tokenizer
         self._suffix_first = suffix_first
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Markers that a model writes when the gap is filled: it pads, or goes on with another file."""
+        ids = self._tokenizer.fim_ids
+        return frozenset(ids[role] for role in _AFTER_THE_GAP if role in ids)
 
     def prompt(self, prefix: str, suffix: str, text: str, extra: Sequence[ExtraFile]) -> tuple[int, ...]:
         """Token ids: other files, then prefix and suffix blocks, then the middle marker.

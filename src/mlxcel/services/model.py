@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from mlxcel.core.jobs import OutputConstraint
 from mlxcel.core.sampling import LoopDetection
 from mlxcel.engine.client import EngineClient
 from mlxcel.text.chat_template import ChatTemplate
@@ -32,6 +33,7 @@ class ChatPolicy:
         reasoning_budget_tokens: -1 unlimited.
         reasoning_budget_message: text put before a forced end of thinking.
         default_loop: loop detection of requests that set none of its fields.
+        default_constraint: constraint of requests that name none; a forced tool call goes before it.
         context_shift: a full window drops old tokens instead of ending the answer.
     """
 
@@ -44,6 +46,7 @@ class ChatPolicy:
     reasoning_budget_tokens: int = -1
     reasoning_budget_message: str = ""
     default_loop: LoopDetection | None = None
+    default_constraint: OutputConstraint | None = None
     context_shift: bool = False
 
 

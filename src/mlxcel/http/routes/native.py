@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from starlette.responses import Response
 
 from mlxcel.core.jobs import CompletionJob
@@ -28,7 +30,8 @@ async def infill(call: Call) -> Response:
     request = parse_body(InfillRequest, await call.json_bytes())
     extra = [ExtraFile(item.filename or "", item.text) for item in request.input_extra or ()]
     prompt = call.rooms.infill.prompt(request.input_prefix, request.input_suffix, request.prompt or "", extra)
-    job = CompletionJob(call.context.request_id, prompt, to_options(request, call.context))
+    options = dataclasses.replace(to_options(request, call.context), stop_ids=call.rooms.infill.stop_ids)
+    job = CompletionJob(call.context.request_id, prompt, options)
     return await _continue(call, request, job)
 
 

@@ -180,7 +180,7 @@ def to_options(fields: NativeFields, context: RequestContext) -> GenerationOptio
         cache_prompt=cache,
         cache_scope=context.cache_scope,
         session=fields.prompt_cache_key,
-        constraint=_constraint(fields),
+        constraint=_constraint(fields) or defaults.constraint,
         keep_tokens=defaults.keep_tokens if fields.n_keep is None else fields.n_keep,
         adapters=None if fields.lora is None else tuple((entry.id, entry.scale) for entry in fields.lora),
         dry_breaker_texts=breakers,

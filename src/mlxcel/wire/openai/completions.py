@@ -59,7 +59,8 @@ def to_jobs(request: CompletionRequest, context: RequestContext) -> list[Complet
         raise InvalidRequest("'max_tokens': must be at least 1, or -1 for no limit", param="max_tokens")
     options = merge_options(request, context, max_tokens=limit, top_logprobs=_top_logprobs(request.logprobs))
     constraint = parse_response_format(request.response_format, context.facts)
-    options = dataclasses.replace(options, constraint=constraint)
+    if constraint is not None:
+        options = dataclasses.replace(options, constraint=constraint)
     prompts = [prompt for prompt in _prompts(request.prompt) for _ in range(request.n or 1)]
     return [
         CompletionJob(f"{context.request_id}-{index}", prompt, options, echo=bool(request.echo))

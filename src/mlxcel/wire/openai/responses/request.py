@@ -194,9 +194,10 @@ def _options(request: InputTokensRequest, context: RequestContext) -> Generation
         max_tokens=request.max_output_tokens,
         top_logprobs=(request.top_logprobs or 0) if wants_logprobs else -1,
     )
+    own = _constraint(request.text.format if request.text is not None else None, context.facts)
     return dataclasses.replace(
         options,
-        constraint=_constraint(request.text.format if request.text is not None else None, context.facts),
+        constraint=own or options.constraint,
         session=options.session or request.safety_identifier,
     )
 
