@@ -27,6 +27,7 @@ from mlxcel.text.template_messages import (
     template_messages,
     template_tools,
 )
+from mlxcel.text.template_turns import find_turn_habits, fit_turns
 from mlxcel.text.tokenizer import Tokenizer
 
 _FALLBACK_SOURCE = """{{ bos_token | default('') }}{% for message in messages %}\
@@ -206,6 +207,7 @@ class ChatTemplate:
         variables = self._client_variables(kwargs or {})
         if not variables.get("preserve_thinking"):
             messages = strip_old_thinking(messages)
+        messages = fit_turns(messages, self._habits.turns)
         guard, mark = _unused_marks(messages, tools, variables)
         request = _Request(tuple(messages), tuple(tools), variables, guard, mark)
         if continue_final and messages[-1].role == "assistant":
@@ -308,7 +310,8 @@ class ChatTemplate:
             for null_content in (True, False)
         ]
         rendered = [self._try_probe(turns, habits=candidate) for candidate in candidates]
-        return candidates[max(range(len(candidates)), key=lambda index: _fidelity(rendered[index]))]
+        habits = candidates[max(range(len(candidates)), key=lambda index: _fidelity(rendered[index]))]
+        return replace(habits, turns=find_turn_habits(lambda turns: self._try_probe(turns, habits=habits)))
 
     def _try_probe(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), habits: TemplateHabits | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlxcel.core.chat import Message, TextPart, ToolCall, ToolSpec
+from mlxcel.text.template_turns import TurnHabits
 
 Guard = Callable[[str], str]
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -23,6 +24,7 @@ class TemplateHabits:
         null_content: a turn without text has content none; False passes an empty string.
         arguments_as_text: tool-call arguments are passed as JSON text; False passes objects.
         reasoning_fields: message fields under which earlier thinking is read.
+        turns: orders of turns that are accepted.
     """
 
     text_as_string: bool = True
@@ -30,6 +32,7 @@ class TemplateHabits:
     null_content: bool = True
     arguments_as_text: bool = False
     reasoning_fields: tuple[str, ...] = ()
+    turns: TurnHabits = field(default_factory=TurnHabits)
 
 
 def place_instruction(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
