@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from starlette.applications import Starlette
 
-from mlxcel.app.constraints import check_constraint
+from mlxcel.app.constraints import check_constraint, server_constraint
+from mlxcel.app.models import Models
 from mlxcel.app.settings import engine_config, generation_defaults, slot_context_tokens, slot_count, template_text
 from mlxcel.app.source import Source
 from mlxcel.config.keys import api_keys
@@ -17,24 +19,26 @@ from mlxcel.config.option import parse_list
 from mlxcel.config.server import ServerConfig
 from mlxcel.config.stores import StoresConfig
 from mlxcel.core.errors import StartupError
-from mlxcel.core.jobs import OutputConstraint
+from mlxcel.engine.batches import BatchClient
 from mlxcel.engine.client import EngineClient
 from mlxcel.engine.loop_detection import parse_loop_policy, resolve_loop_policy
 from mlxcel.http.auth import KeyRing
 from mlxcel.http.guards import cors_middleware, is_loopback
-from mlxcel.http.rooms import Endpoints, Rooms
+from mlxcel.http.rooms import Absent, Endpoints, Generation, Rooms
 from mlxcel.http.routes import all_routes
 from mlxcel.http.server import build_asgi
 from mlxcel.observe.metrics import Metrics
 from mlxcel.services.chat import ChatService
 from mlxcel.services.compaction import CompactionService
 from mlxcel.services.completion import CompletionService
+from mlxcel.services.embeddings import EmbeddingService
 from mlxcel.services.generation import GenerationService
 from mlxcel.services.infill import InfillService
 from mlxcel.services.messages import MessagesService
 from mlxcel.services.model import ChatPolicy, ServedModel
+from mlxcel.services.rerank import RerankService
 from mlxcel.services.responses import ResponsesService
-from mlxcel.services.status import StatusService
+from mlxcel.services.status import SideModel, StatusService
 from mlxcel.services.tokens import TokenService
 from mlxcel.stores.lru import StoreLimits
 from mlxcel.stores.reasoning_echo import ReasoningEchoStore
@@ -54,42 +58,58 @@ class App:
 
     asgi: Starlette
     rooms: Rooms
-    model: ServedModel
+    sides: tuple[SideModel, ...] = ()
+
+    @property
+    def model(self) -> ServedModel:
+        """The generating model. Raises NoModelForRoute when there is none."""
+        return self.rooms.status.model
+
+    async def wait_ready(self) -> None:
+        """Wait until every model is loaded.
+
+        Raises:
+            StartupError: one could not be loaded.
+        """
+        if self.rooms.generation is not None:
+            await self.model.client.wait_ready()
+        for side in self.sides:
+            await side.client.wait_ready()
 
 
-def build_app(config: ServerConfig, source: Source) -> App:
-    """All objects of a server for one model. Nothing is loaded before the application starts.
+def build_app(config: ServerConfig, models: Models | Source) -> App:
+    """All objects of a server. Nothing is loaded before the application starts.
+
+    Args:
+        models: what to serve; a source alone is a server for one generating model.
 
     Raises:
         StartupError: options that contradict each other or the model.
     """
     if config.network.api_prefix and not config.network.api_prefix.startswith("/"):
         raise StartupError("--api-prefix: must start with /")
-    slots = slot_count(config)
-    context_tokens = slot_context_tokens(config, source.window_tokens)
-    engine = EngineClient(source.build, engine_config(config, slots, context_tokens))
-    defaults = generation_defaults(config, source.generation_config)
-    model = _served_model(config, source, engine, context_tokens, defaults.constraint)
-    facts = ServerFacts(
-        model_name=source.name,
-        defaults=defaults,
-        compat="lenient" if config.network.compat == "lenient" else "strict",
-        reasoning_alias=None if config.template.reasoning_alias_field == "none" else config.template.reasoning_alias_field,
-    )
+    if isinstance(models, Source):
+        models = Models(models)
+    source = models.chat
     pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="mlxcel-pool")
-    status = StatusService(model)
+    model = None if source is None else _served_model(config, source)
+    tokenizer = models.side_tokenizer if source is None else source.tokenizer
+    if tokenizer is None:
+        raise StartupError("the model has no tokenizer")
+    sides = _side_models(models)
+    absent = _absent(models)
+    status = StatusService(model, sides, restricted_by=models.restricted_by, absent=absent.generation)
     metrics = Metrics(status.gauges)
-    generation = GenerationService(model, pool, metrics.observe_answer)
-    chat, tokens = ChatService(generation), TokenService(source.tokenizer)
+    tokens = TokenService(tokenizer)
+    generation = None if model is None else _generation(config, model, pool, metrics, tokens)
     interval_s = config.network.sse_ping_interval_s
     rooms = Rooms(
-        facts=facts,
-        chat=chat,
+        facts=_facts(config, models),
+        generation=generation,
+        embedder=None if models.embedder is None else EmbeddingService(models.embedder, pool),
+        reranker=None if models.reranker is None else RerankService(models.reranker, pool),
+        absent=absent,
         responses=responses_service(config.stores),
-        compaction=CompactionService(chat, tokens, context_tokens),
-        messages=MessagesService(chat, reasoning_echo(config)),
-        completion=CompletionService(generation),
-        infill=InfillService(source.tokenizer, suffix_first=config.template.spm_infill),
         tokens=tokens,
         status=status,
         metrics=metrics,
@@ -104,14 +124,20 @@ def build_app(config: ServerConfig, source: Source) -> App:
 
     @contextlib.asynccontextmanager
     async def lifespan(asgi: Starlette) -> AsyncIterator[None]:
-        engine.start()
+        clients: list[EngineClient | BatchClient[Any]] = [side.client for side in sides]
+        if model is not None:
+            clients.insert(0, model.client)
+        for client in clients:
+            client.start()
         try:
             yield
         finally:
             rooms.streams.close()
-            await engine.close()
+            for client in clients:
+                await client.close()
             pool.shutdown(wait=False, cancel_futures=True)
-            model.constraints.close()
+            if model is not None:
+                model.constraints.close()
 
     asgi = build_asgi(
         rooms,
@@ -127,20 +153,58 @@ def build_app(config: ServerConfig, source: Source) -> App:
         prefix=config.network.api_prefix.rstrip("/"),
         lifespan=lifespan,
     )
-    return App(asgi, rooms, model)
+    return App(asgi, rooms, sides)
 
 
-def _served_model(
-    config: ServerConfig,
-    source: Source,
-    engine: EngineClient,
-    context_tokens: int,
-    constraint: OutputConstraint | None,
-) -> ServedModel:
+def _facts(config: ServerConfig, models: Models) -> ServerFacts:
+    recommended = {} if models.chat is None else models.chat.generation_config
+    alias = config.template.reasoning_alias_field
+    return ServerFacts(
+        model_name=models.name,
+        defaults=generation_defaults(config, recommended),
+        compat="lenient" if config.network.compat == "lenient" else "strict",
+        reasoning_alias=None if alias == "none" else alias,
+    )
+
+
+def _generation(
+    config: ServerConfig, model: ServedModel, pool: ThreadPoolExecutor, metrics: Metrics, tokens: TokenService
+) -> Generation:
+    generation = GenerationService(model, pool, metrics.observe_answer)
+    chat = ChatService(generation)
+    return Generation(
+        chat=chat,
+        compaction=CompactionService(chat, tokens, model.context_tokens),
+        messages=MessagesService(chat, reasoning_echo(config)),
+        completion=CompletionService(generation),
+        infill=InfillService(model.tokenizer, suffix_first=config.template.spm_infill),
+    )
+
+
+def _side_models(models: Models) -> tuple[SideModel, ...]:
+    sides = []
+    if (embedder := models.embedder) is not None:
+        facts = {"pooling": embedder.info.pooling, "embd_normalize": embedder.info.norm}
+        sides.append(SideModel(embedder.name, "embedding", embedder.client, facts))
+    if (reranker := models.reranker) is not None:
+        sides.append(SideModel(reranker.name, "rerank", reranker.client, {"kind": reranker.info.kind}))
+    return tuple(sides)
+
+
+def _absent(models: Models) -> Absent:
+    """What the routes of models that are not loaded say; on a server without generation, what it serves instead."""
+    served = " and ".join(side.capability for side in _side_models(models))
+    why = f"it was started with {models.restricted_by}" if models.restricted_by else "its model does not generate"
+    return Absent(generation=f"This server does not generate text: {why}, and serves {served} only")
+
+
+def _served_model(config: ServerConfig, source: Source) -> ServedModel:
+    context_tokens = slot_context_tokens(config, source.window_tokens)
+    engine = EngineClient(source.build, engine_config(config, slot_count(config), context_tokens))
     tokenizer, options = source.tokenizer, config.template
     template = template_text(config) or tokenizer.chat_template or ""
     chat_template = ChatTemplate.from_tokenizer(tokenizer, template or None)
-    constraints = ConstraintFactory(tokenizer)
+    constraints, constraint = ConstraintFactory(tokenizer), server_constraint(config.constraints)
     check_constraint(constraint, constraints)
     if options.tool_call_parser and options.tool_call_parser not in FORMATS:
         raise StartupError(f"--tool-call-parser: must be one of {', '.join(sorted(FORMATS))}")

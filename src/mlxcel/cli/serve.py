@@ -17,6 +17,11 @@ from mlxcel.core.errors import StartupError
 from mlxcel.http.server import Tls, serve
 from mlxcel.observe.logging import configure_logging
 
+# Path and body of the first request that the greeting suggests.
+_CHAT = ("/v1/chat/completions", '{"messages":[{"role":"user","content":"What is the capital of France?"}]}')
+_EMBED = ("/v1/embeddings", '{"input":["What is the capital of France?"]}')
+_RERANK = ("/v1/rerank", '{"query":"What is the capital of France?","documents":["Paris","Rome"]}')
+
 
 def parse(arguments: Sequence[str]) -> ServerConfig:
     """The configuration from arguments and environment.
@@ -39,18 +44,20 @@ def run(arguments: Sequence[str]) -> int:
         colors=config.log.colors,
         secrets=(*keys, config.model.hf_token),
     )
-    from mlxcel.app import build_app, open_source
+    from mlxcel.app import build_app, open_models
 
     listener = _bind(config)
-    source = open_source(config)
-    app = build_app(config, source)
+    models = open_models(config)
+    app = build_app(config, models)
     address = _address(config, listener)
 
+    example = _CHAT if models.chat else _EMBED if models.embedder else _RERANK
+
     def announce() -> None:
-        print(_greeting(source.name, address, keyed=bool(keys)), file=sys.stderr, flush=True)
+        print(_greeting(models.name, address, example, keyed=bool(keys)), file=sys.stderr, flush=True)
 
     running = serve(
-        app.asgi, listener, app.model.client, timeout_s=config.network.timeout_s, on_ready=announce, tls=_tls(config)
+        app.asgi, listener, app, timeout_s=config.network.timeout_s, on_ready=announce, tls=_tls(config)
     )
     return asyncio.run(running)
 
@@ -104,11 +111,11 @@ def _address(config: ServerConfig, listener: socket.socket) -> str:
     return f"{scheme}://{shown}:{listener.getsockname()[1]}"
 
 
-def _greeting(model: str, address: str, *, keyed: bool) -> str:
+def _greeting(model: str, address: str, example: tuple[str, str], *, keyed: bool) -> str:
     key = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
     target = f"--unix-socket {address[5:]} http://localhost" if address.startswith("unix:") else address
-    body = '{"messages":[{"role":"user","content":"What is the capital of France?"}]}'
+    path, body = example
     return (
         f"\n{model} is ready on {address}. Try it:\n\n"
-        f"  curl {target}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n    -d '{body}'\n"
+        f"  curl {target}{path} -H 'Content-Type: application/json'{key} \\\n    -d '{body}'\n"
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mlxcel.config.constraints import ConstraintConfig
 from mlxcel.config.conversation import TemplateConfig
+from mlxcel.config.embeddings import EmbeddingConfig
 from mlxcel.config.model import ModelConfig
 from mlxcel.config.network import EndpointConfig, NetworkConfig
 from mlxcel.config.option import option, parse_int, switch
@@ -51,6 +52,7 @@ class ServerConfig:
     constraints: ConstraintConfig = field(default_factory=ConstraintConfig)
     prompt_cache: PromptCacheConfig = field(default_factory=PromptCacheConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
+    embeddings: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     stores: StoresConfig = field(default_factory=StoresConfig)
     endpoints: EndpointConfig = field(default_factory=EndpointConfig)
     log: LogConfig = field(default_factory=LogConfig)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from mlxcel.core.events import EngineEvent
+    from mlxcel.core.vectors import TokenRow
     from mlxcel.core.work import GenerateWork, RowSpec, StepPlan, StepResult
+
+RowOutput = TypeVar("RowOutput", covariant=True)
 
 
 class Constraint(Protocol):
@@ -123,3 +126,13 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Fail all live work and free everything."""
+
+
+class RowRunner(Protocol[RowOutput]):
+    """A model that maps sequences to results without keeping state between calls. All calls come from the owner thread."""
+
+    def run(self, rows: Sequence[TokenRow]) -> Sequence[RowOutput]:
+        """One result a row, in order; a row's result does not depend on the others."""
+
+    def close(self) -> None:
+        """Free the weights. No call follows."""

@@ -39,14 +39,12 @@ class BatchLimits:
     """Bounds of batches and of the queue.
 
     Attributes:
-        batch_rows: rows of one forward pass.
         batch_tokens: tokens of one forward pass; a longer row runs alone.
         queue_places: requests that may wait; those that fit into one batch together share a place.
         timeout_s: longest wait of a request for its results.
     """
 
-    batch_rows: int = 16
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     queue_places: int = 8
     timeout_s: float = 120.0
 
@@ -58,6 +56,7 @@ class _Request(Generic[Result]):
         order = sorted(range(len(rows)), key=lambda index: len(rows[index].token_ids), reverse=True)
         self.waiting = deque((index, rows[index]) for index in order)
         self.rows = len(rows)
+        self.tokens = sum(len(row.token_ids) for row in rows)
         self.done = done
         self._results: dict[int, Result] = {}
 
@@ -93,14 +92,12 @@ class BatchClient(Generic[Result]):
         self._running = 0
         self._owner = ThreadPoolExecutor(1, thread_name_prefix=f"mlxcel-{name}")
         self._runner: RowRunner[Result] | None = None  # owner thread
-        self._ready: Future[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready: Future[None] = Future()  # done after the load, with its error if it failed
 
     def start(self) -> None:
         """Begin loading. Call it from the event loop that will ask for results."""
-        self._loop = asyncio.get_running_loop()
-        self._ready = self._owner.submit(self._open)
         asyncio.wrap_future(self._ready).add_done_callback(self._loaded)
+        self._owner.submit(self._open)
 
     async def wait_ready(self) -> None:
         """Wait until the model is loaded.
@@ -108,8 +105,6 @@ class BatchClient(Generic[Result]):
         Raises:
             StartupError: it could not be loaded.
         """
-        if self._ready is None:
-            raise StartupError("the model was not started")
         await asyncio.shield(asyncio.wrap_future(self._ready))
 
     async def close(self) -> None:
@@ -136,8 +131,8 @@ class BatchClient(Generic[Result]):
             raise _stopped()
         if not rows:
             return []
-        self._admit(len(rows))
         request = _Request[Result](rows, asyncio.get_running_loop().create_future())
+        self._admit(request)
         self._requests.append(request)
         self._fill()
         try:
@@ -148,12 +143,12 @@ class BatchClient(Generic[Result]):
         finally:
             request.waiting.clear()
 
-    def _admit(self, rows: int) -> None:
+    def _admit(self, request: _Request[Result]) -> None:
         """Requests that fit into one batch share a place; a request is never refused while none waits."""
-        waiting = [request.rows for request in self._requests if request.waiting and not request.begun]
-        places = sum(min(count, self.limits.batch_rows) for count in waiting)
-        wanted = min(rows, self.limits.batch_rows)
-        if waiting and places + wanted > self.limits.queue_places * self.limits.batch_rows:
+        batch_tokens = self.limits.batch_tokens
+        waiting = [other for other in self._requests if other.waiting and not other.begun]
+        taken = sum(min(other.tokens, batch_tokens) for other in waiting)
+        if waiting and taken + min(request.tokens, batch_tokens) > self.limits.queue_places * batch_tokens:
             raise ServerBusy("The queue is full. Please try again later.")
 
     def _fill(self) -> None:
@@ -171,10 +166,8 @@ class BatchClient(Generic[Result]):
         batch: _Batch[Result] = []
         tokens = 0
         for _ in range(len(self._requests)):
-            if len(batch) >= self.limits.batch_rows or tokens >= self.limits.batch_tokens:
-                break
             request = self._requests.popleft()
-            while request.waiting and len(batch) < self.limits.batch_rows:
+            while request.waiting:
                 index, row = request.waiting[0]
                 if batch and tokens + len(row.token_ids) > self.limits.batch_tokens:
                     break
@@ -183,6 +176,8 @@ class BatchClient(Generic[Result]):
                 tokens += len(row.token_ids)
             if request.waiting:
                 self._requests.append(request)
+            if tokens >= self.limits.batch_tokens:
+                break
         return batch
 
     def _settle(self, batch: _Batch[Result], computed: asyncio.Future[Sequence[Result]]) -> None:
@@ -211,11 +206,13 @@ class BatchClient(Generic[Result]):
     def _open(self) -> None:
         try:
             self._runner = self._load()
-        except StartupError:
-            raise
+        except StartupError as error:
+            self._ready.set_exception(error)
         except Exception:
             log.exception("the model could not be loaded")
-            raise StartupError("the model could not be loaded; the log has the cause") from None
+            self._ready.set_exception(StartupError("the model could not be loaded; the log has the cause"))
+        else:
+            self._ready.set_result(None)
 
     def _compute(self, rows: Sequence[TokenRow]) -> Sequence[Result]:
         if self._runner is None:

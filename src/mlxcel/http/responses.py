@@ -34,13 +34,21 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
     return {"X-Mlxcel-Ignored": ", ".join(shown[:_MAX_IGNORED])}
 
 
+def truncated_header(indices: Sequence[int]) -> dict[str, str]:
+    """``X-Mlxcel-Truncated`` with the places of inputs that were longer than the model's limit; no header for none."""
+    if not indices:
+        return {}
+    more = ", ..." if len(indices) > _MAX_IGNORED else ""
+    return {"X-Mlxcel-Truncated": ", ".join(str(index) for index in indices[:_MAX_IGNORED]) + more}
+
+
 class JsonResponse(Response):
-    """A body written by orjson."""
+    """A body written by orjson; numpy arrays become lists."""
 
     media_type = "application/json"
 
     def __init__(self, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        super().__init__(orjson.dumps(body), status_code=status, headers=headers)
+        super().__init__(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), status_code=status, headers=headers)
 
 
 def error_response(error: MlxcelError, dialect: Dialect = "openai") -> JsonResponse:

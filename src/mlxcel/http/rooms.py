@@ -6,13 +6,16 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from mlxcel.core.errors import NoModelForRoute
 from mlxcel.core.events import Completed
 from mlxcel.observe.metrics import Metrics
 from mlxcel.services.chat import ChatService
 from mlxcel.services.compaction import CompactionService
 from mlxcel.services.completion import CompletionService
+from mlxcel.services.embeddings import EmbeddingService
 from mlxcel.services.infill import InfillService
 from mlxcel.services.messages import MessagesService
+from mlxcel.services.rerank import RerankService
 from mlxcel.services.responses import ResponsesService
 from mlxcel.services.status import StatusService
 from mlxcel.services.tokens import TokenService
@@ -31,18 +34,45 @@ class Endpoints:
     slots: bool = True
 
 
-@dataclass(slots=True)
-class Rooms:
-    """Services and limits of one server.
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a generating model serves.
 
     Attributes:
-        facts: constant data for the wire modules.
         chat: conversations.
-        responses: stored responses and conversations of the Responses surface.
         compaction: shortens histories.
         messages: conversations of the Anthropic surface.
         completion: raw prompts.
         infill: prompts of POST /infill.
+    """
+
+    chat: ChatService
+    compaction: CompactionService
+    messages: MessagesService
+    completion: CompletionService
+    infill: InfillService
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Why a kind of model is not there: what its routes answer, naming the flag that would help."""
+
+    generation: str = "no model that generates is loaded; start the server with -m"
+    embeddings: str = "This server does not support embeddings. Start it with `--embeddings`"
+    reranking: str = "This server does not support reranking. Start it with `--reranking`"
+
+
+@dataclass(slots=True)
+class Rooms:
+    """Services and limits of one server. A service whose model is not loaded raises NoModelForRoute when it is asked for.
+
+    Attributes:
+        facts: constant data for the wire modules.
+        generation: services of the generating model.
+        embedder: vectors.
+        reranker: relevance scores.
+        absent: what the routes of models that are not loaded answer.
+        responses: stored responses and conversations of the Responses surface.
         tokens: the tokenizer.
         status: health, slots and counters.
         metrics: what /metrics shows.
@@ -55,15 +85,14 @@ class Rooms:
     """
 
     facts: ServerFacts
-    chat: ChatService
+    generation: Generation | None
     responses: ResponsesService
-    compaction: CompactionService
-    messages: MessagesService
-    completion: CompletionService
-    infill: InfillService
     tokens: TokenService
     status: StatusService
     metrics: Metrics
+    embedder: EmbeddingService | None = None
+    reranker: RerankService | None = None
+    absent: Absent = field(default_factory=Absent)
     streams: StreamStore = field(default_factory=StreamStore)
     endpoints: Endpoints = field(default_factory=Endpoints)
     shares_cache: bool = False
@@ -71,6 +100,43 @@ class Rooms:
     read_timeout_s: float = 3600.0
     ping_interval_s: float | None = 5.0
     _logged: set[str] = field(default_factory=set)
+
+    @property
+    def chat(self) -> ChatService:
+        return self._generation().chat
+
+    @property
+    def compaction(self) -> CompactionService:
+        return self._generation().compaction
+
+    @property
+    def messages(self) -> MessagesService:
+        return self._generation().messages
+
+    @property
+    def completion(self) -> CompletionService:
+        return self._generation().completion
+
+    @property
+    def infill(self) -> InfillService:
+        return self._generation().infill
+
+    @property
+    def embeddings(self) -> EmbeddingService:
+        if self.embedder is None:
+            raise NoModelForRoute(self.absent.embeddings)
+        return self.embedder
+
+    @property
+    def rerank(self) -> RerankService:
+        if self.reranker is None:
+            raise NoModelForRoute(self.absent.reranking)
+        return self.reranker
+
+    def _generation(self) -> Generation:
+        if self.generation is None:
+            raise NoModelForRoute(self.absent.generation)
+        return self.generation
 
     def count(self, answers: Iterable[Completed]) -> None:
         """Count finished answers of one request in the totals of /metrics."""

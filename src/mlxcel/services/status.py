@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mlxcel.core.errors import ModelLoading
+from mlxcel.core.errors import ModelLoading, NoModelForRoute
+from mlxcel.engine.batches import BatchClient, BatchState
 from mlxcel.engine.stats import EngineStats, SlotStatus
 from mlxcel.engine.worker import WorkerState
 from mlxcel.observe.metrics import Gauges
@@ -17,7 +19,7 @@ HealthState = Literal["ok", "no slot available", "loading model"]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``model`` and everything after it is None while the model loads."""
+    """``model`` is None while a model loads; ``stats`` are those of a generating model."""
 
     state: HealthState
     model: str | None = None
@@ -26,15 +28,56 @@ class Health:
     parses_tools: bool = False
 
 
-class StatusService:
-    """Answers about the server itself; never waits for the engine, except to reset the cache."""
+@dataclass(frozen=True, slots=True)
+class SideModel:
+    """A model that embeds or ranks. ``facts`` are shown to clients."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self.model = model
+    name: str
+    capability: Literal["embedding", "rerank"]
+    client: BatchClient[Any]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class StatusService:
+    """Answers about the server itself; never waits for the engine, except to reset the cache.
+
+    Args:
+        served: the generating model, when there is one.
+        sides: models that embed or rank.
+        restricted_by: the flag that keeps the server to one kind.
+        absent: why there is no generating model, for the routes that tell about one.
+    """
+
+    def __init__(
+        self,
+        served: ServedModel | None,
+        sides: Sequence[SideModel] = (),
+        *,
+        restricted_by: str | None = None,
+        absent: str = "no model that generates is loaded",
+    ) -> None:
+        self.served = served
+        self.sides = tuple(sides)
+        self.restricted_by = restricted_by
         self.started_s = time.time()
+        self._absent = absent
+
+    @property
+    def model(self) -> ServedModel:
+        """The generating model.
+
+        Raises:
+            NoModelForRoute: there is none.
+        """
+        if self.served is None:
+            raise NoModelForRoute(self._absent)
+        return self.served
 
     def health(self) -> Health:
-        """The state of the one served model."""
+        """The state of the generating model; without one, of the others."""
+        if self.served is None:
+            ready = all(side.client.state is BatchState.READY for side in self.sides)
+            return Health("ok", self.sides[0].name) if ready and self.sides else Health("loading model")
         try:
             stats = self.model.client.stats()
         except ModelLoading:
@@ -49,7 +92,9 @@ class StatusService:
         )
 
     def gauges(self) -> Gauges:
-        """The engine's figures for a scrape; zeros while the model loads."""
+        """The engine's figures for a scrape; zeros while the model loads, or without one."""
+        if self.served is None:
+            return Gauges()
         try:
             stats, cache = self.model.client.stats(), self.cache_stats()
         except ModelLoading:
@@ -72,17 +117,17 @@ class StatusService:
 
     @property
     def slot_count(self) -> int:
-        """Requests that run at once.
+        """Requests that run at once; 0 where nothing generates.
 
         Raises:
             ModelLoading: the model is not ready.
         """
-        return self.model.client.stats().max_batch_size
+        return 0 if self.served is None else self.served.client.stats().max_batch_size
 
     @property
     def is_sleeping(self) -> bool:
         """True while the idle model is out of memory."""
-        return self.model.client.state is WorkerState.ASLEEP
+        return self.served is not None and self.served.client.state is WorkerState.ASLEEP
 
     def slots(self) -> tuple[SlotStatus, ...]:
         """Every slot, then every queued request.

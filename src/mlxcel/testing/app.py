@@ -90,7 +90,7 @@ async def in_process(app: App) -> AsyncIterator[httpx2.AsyncClient]:
     The transport hands over a response when it is complete: use :class:`LiveServer` to see frames as they come.
     """
     async with app.asgi.router.lifespan_context(app.asgi):
-        await app.model.client.wait_ready()
+        await app.wait_ready()
         transport = httpx2.ASGITransport(app=app.asgi)
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080", timeout=60) as client:
             yield client

@@ -28,6 +28,8 @@ def load_folder_tokenizer(folder: Path) -> TokenizerParts:
     config = _read_json(folder / "tokenizer_config.json")
     file = load_vocabulary_file(folder, config)
     backend = file.backend
+    backend.no_padding()  # some files carry the settings of a training batch
+    backend.no_truncation()
     _add_declared_tokens(backend, config)
     named = _named_special_tokens(folder, config)
     for name, text in (("bos_token", file.bos), ("eos_token", file.eos), ("pad_token", file.pad)):

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from mlxcel.http.route import Route
-from mlxcel.http.routes import chat, completions, messages, native, operations, responses, status, streams, tokens
+from mlxcel.http.routes import (
+    chat,
+    completions,
+    embeddings,
+    messages,
+    native,
+    operations,
+    rerank,
+    responses,
+    status,
+    streams,
+    tokens,
+)
 
 
 def all_routes() -> tuple[Route, ...]:
@@ -14,6 +26,8 @@ def all_routes() -> tuple[Route, ...]:
         *responses.ROUTES,
         *messages.ROUTES,
         *native.ROUTES,
+        *embeddings.ROUTES,
+        *rerank.ROUTES,
         *tokens.ROUTES,
         *status.ROUTES,
         *operations.ROUTES,

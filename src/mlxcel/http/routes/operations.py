@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.responses import Response
 
 from mlxcel import __version__
@@ -10,21 +12,22 @@ from mlxcel.http.call import Call
 from mlxcel.http.responses import JsonResponse
 from mlxcel.http.route import Route
 from mlxcel.observe.metrics import CONTENT_TYPE
-from mlxcel.wire.llama_server.props import render_props, render_slots
+from mlxcel.services.model import ServedModel
+from mlxcel.wire.llama_server.props import render_capabilities, render_props, render_slots
 
 
 async def props(call: Call) -> Response:
-    """Default generation settings, slot count and facts about the model."""
-    status, model = call.rooms.status, call.rooms.status.model
+    """Default generation settings, slot count and facts about the models."""
+    status = call.rooms.status
     extra = {
-        "model_alias": model.name,
-        "n_ctx": model.context_tokens,
-        "chat_template": model.template.source,
-        "chat_template_caps": {"supports_tools": model.template.supports_tools},
-        "bos_token": model.tokenizer.special_tokens.get("bos_token", ""),
-        "eos_token": model.tokenizer.special_tokens.get("eos_token", ""),
+        **_chat_facts(status.served),
+        "model_alias": call.context.facts.model_name,
         "modalities": {"vision": False, "audio": False},
-        "capabilities": ["completion"],
+        "capabilities": render_capabilities(
+            generates=status.served is not None,
+            restricted_by=status.restricted_by,
+            sides=[(side.capability, {"model": side.name, **side.facts}) for side in status.sides],
+        ),
         "endpoint_metrics": call.rooms.endpoints.metrics,
         "endpoint_props": call.rooms.endpoints.props_post,
         "endpoint_slots": call.rooms.endpoints.slots,
@@ -32,6 +35,18 @@ async def props(call: Call) -> Response:
         "is_sleeping": status.is_sleeping,
     }
     return JsonResponse(render_props(call.context.facts.defaults, status.slot_count, extra))
+
+
+def _chat_facts(model: ServedModel | None) -> dict[str, Any]:
+    if model is None:
+        return {}
+    return {
+        "n_ctx": model.context_tokens,
+        "chat_template": model.template.source,
+        "chat_template_caps": {"supports_tools": model.template.supports_tools},
+        "bos_token": model.tokenizer.special_tokens.get("bos_token", ""),
+        "eos_token": model.tokenizer.special_tokens.get("eos_token", ""),
+    }
 
 
 async def set_props(call: Call) -> Response:

@@ -19,16 +19,19 @@ async def health(call: Call) -> Response:
 
 
 async def models(call: Call) -> Response:
-    """The loaded model."""
-    model = call.rooms.status.model
-    listed = ListedModel(
-        model.name,
-        call.rooms.status.started_s,
-        capabilities=("completion",),
-        aliases=model.aliases[1:],
-        meta=dict(model.meta),
-    )
-    return JsonResponse(render_models([listed]))
+    """The loaded models."""
+    status = call.rooms.status
+    listed = [ListedModel(side.name, status.started_s, capabilities=(side.capability,)) for side in status.sides]
+    if (model := status.served) is not None:
+        chat = ListedModel(
+            model.name,
+            status.started_s,
+            capabilities=("completion",),
+            aliases=model.aliases[1:],
+            meta=dict(model.meta),
+        )
+        listed.insert(0, chat)
+    return JsonResponse(render_models(listed))
 
 
 async def cache_stats(call: Call) -> Response:
@@ -44,7 +47,7 @@ async def cache_reset(call: Call) -> Response:
 ROUTES = (
     Route("GET", "/health", health, "Liveness, load and counters", aliases=("/",), open=True, statuses=(503,)),
     Route("GET", "/v1/health", health, "The same, with a key", statuses=(503,)),
-    Route("GET", "/v1/models", models, "The loaded model", aliases=("/models",), tag="OpenAI"),
+    Route("GET", "/v1/models", models, "The loaded models", aliases=("/models",), tag="OpenAI"),
     Route("GET", "/v1/cache/stats", cache_stats, "Prompt-cache counters", statuses=(503,)),
     Route("POST", "/v1/cache/reset", cache_reset, "Drop every cached prefix", statuses=(503,)),
 )

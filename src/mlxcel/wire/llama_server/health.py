@@ -10,9 +10,11 @@ from mlxcel.engine.stats import EngineStats
 def render_health(
     state: str, model: str | None, stats: EngineStats | None, context_tokens: int, parses_tools: bool
 ) -> dict[str, Any]:
-    """The body; only ``status`` while the model loads."""
-    if model is None or stats is None:
+    """The body; only ``status`` while the model loads, and no figures of an engine where nothing generates."""
+    if model is None:
         return {"status": state}
+    if stats is None:
+        return {"status": state, "model": model}
     return {
         "status": state,
         "model": model,

@@ -34,6 +34,19 @@ def render_props(options: GenerationOptions, slots: int, extra: dict[str, Any]) 
     return {"default_generation_settings": settings, "total_slots": slots} | extra
 
 
+def render_capabilities(
+    *, generates: bool, restricted_by: str | None, sides: Sequence[tuple[str, dict[str, Any]]]
+) -> dict[str, Any]:
+    """What the server serves: generation, the flag that restricts it, and each embedding or reranking model."""
+    served = dict(sides)
+    return {
+        "completion": generates,
+        "restricted_by": restricted_by,
+        "embedding": served.get("embedding"),
+        "rerank": served.get("rerank"),
+    }
+
+
 def render_slots(slots: Sequence[SlotStatus], model: str, context_tokens: int) -> list[dict[str, Any]]:
     """One object a slot, and after them one for each queued request."""
     return [
