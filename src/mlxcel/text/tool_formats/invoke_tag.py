@@ -6,22 +6,23 @@ from mlxcel.text.tool_formats.base import Marker, ToolFormat, ToolTable
 from mlxcel.text.tool_formats.source import Reader, Source, read_name
 from mlxcel.text.tool_formats.tagged import TagDialect, read_tagged_call
 
-_DSML = "｜DSML｜"
-
 
 class InvokeDialect:
-    """The tags with a family's prefix on each of them (``atem:``), and the sections around calls.
+    """One family's tags.
 
-    DeepSeek's parameters also say whether they are text: ``<｜DSML｜parameter name="a" string="true">``.
+    Args:
+        prefix: stands in front of every tag's name (``atem:``).
+        sections: names of the tags around all calls.
+        typed: parameters say whether they are text (``<parameter name="a" string="true">``).
     """
 
-    def __init__(self, prefix: str = "", sections: tuple[str, ...] = ()) -> None:
+    def __init__(self, prefix: str = "", sections: tuple[str, ...] = (), *, typed: bool = False) -> None:
         self.open = f'<{prefix}invoke name="'
         self.sections = tuple(tag for section in sections for tag in (f"<{section}>", f"</{section}>"))
         self._tags = TagDialect(
             key_open=f'<{prefix}parameter name="',
-            key_close='" string="false">' if prefix == _DSML else '">',
-            text_key_close='" string="true">' if prefix == _DSML else "",
+            key_close='" string="false">' if typed else '">',
+            text_key_close='" string="true">' if typed else "",
             value_close=f"</{prefix}parameter>",
             ends=(f"</{prefix}invoke>", *self.sections),
         )
@@ -45,7 +46,8 @@ MINIMAX_M2 = ToolFormat(
     noise=_MINIMAX.sections,
     delimiters=_MINIMAX.delimiters,
 )
-_DEEPSEEK = InvokeDialect(_DSML, sections=("｜DSML｜function_calls", "｜DSML｜tool_calls"))
+_DSML = "｜DSML｜"
+_DEEPSEEK = InvokeDialect(_DSML, sections=(f"{_DSML}function_calls", f"{_DSML}tool_calls"), typed=True)
 DEEPSEEK_V32 = ToolFormat(
     name="deepseek_v3.2",
     read=_DEEPSEEK.read,

@@ -130,7 +130,7 @@ class ToolStream:
 
     def _run(self) -> list[StreamPiece]:
         out: list[StreamPiece] = []
-        while self._run_reader(out) if self._reader is not None else self._read_content(out):
+        while self._read_content(out) if self._reader is None else self._resume(self._reader, out):
             pass
         return out
 
@@ -206,10 +206,9 @@ class ToolStream:
 
     # ---- regions ----------------------------------------------------------------------------------------------------
 
-    def _run_reader(self, out: list[StreamPiece]) -> bool:
-        """Resume the reader; True when its region ended."""
-        assert self._reader is not None  # noqa: S101  (narrowing)
-        for piece in self._reader:
+    def _resume(self, reader: Reader[None], out: list[StreamPiece]) -> bool:
+        """Let the reader go on; True when its region ended."""
+        for piece in reader:
             if piece is None:
                 return False
             self._apply(piece, out)
