@@ -80,7 +80,7 @@ def test_the_page_counts_and_explains() -> None:
             Outcome("b", "equal", "kernels", "generate", True, True, True, "b is a native family"),
             Outcome("a", "equal", "transformers", "forward", True, True, True, batched),
             Outcome("d", "differs", "transformers", "generate", True, False, True, "x"),
-            Outcome("c", "refused", note="c | reads both ways (relative error 0.3)"),
+            Outcome("c", "refused", note="c | <reads> both ways (relative error 0.3)"),
         ]
     )
     assert "Of the 4 causal model types" in text
@@ -90,6 +90,6 @@ def test_the_page_counts_and_explains() -> None:
     assert rows == [
         "| `a` | transformers, batched | yes | yes | yes |  |",
         "| `b` | native | yes | yes | yes |  |",
-        "| `c` | refused |  |  |  | c \\| reads both ways |",
+        "| `c` | refused |  |  |  | c \\| \\<reads> both ways |",
         "| `d` | transformers, batched | yes | no | yes | x |",
     ]

@@ -74,7 +74,7 @@ def try_family(family: str) -> Outcome:
         try:
             runner = build_runner(open_checkpoint(Path(folder)), RunnerOptions(dtype="fp32", max_rows=8, kv_block_count=128))
         except StartupError as error:
-            return Outcome(family, "refused", note=_first_line(error))
+            return Outcome(family, "refused", note=error.message.splitlines()[0])
         try:
             return _compare(family, model, runner, prompts)
         finally:

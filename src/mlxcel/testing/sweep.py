@@ -152,7 +152,7 @@ def _note(outcome: Outcome) -> str:
     text = re.sub(r"^\S+ (is a native family|has no native decoder)(; )?", "", outcome.note)
     text = re.sub(r"^(batched over paged KV|\w+: )(; )?", "", text)
     text = re.sub(r" \(relative error [^)]*\)", "", text)
-    return text.replace("|", "\\|")
+    return re.sub(r"[|<]", r"\\\g<0>", text)
 
 
 if __name__ == "__main__":
