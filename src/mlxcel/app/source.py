@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlxcel.runners.generate.options import RunnerOptions
     from mlxcel.runners.weights import Checkpoint
 
+from mlxcel.app.memory import check_memory, with_kv_budget
 from mlxcel.app.settings import runner_options
 
 
@@ -46,13 +47,14 @@ def open_source(config: ServerConfig) -> Source:
     checkpoint = open_checkpoint(path)
     names = tuple(sorted(name.strip() for name in config.model.alias.split(",") if name.strip()))
     name = names[0] if names else _display_name(wanted, path)
-    options = runner_options(config, name)
+    options = with_kv_budget(config.memory, checkpoint, runner_options(config, name))
+    check_memory(config.memory, checkpoint, options)
     return Source(
         name=name,
         aliases=names or (name,),
         tokenizer=load_tokenizer(path),
         model_type=str(checkpoint.config.get("model_type", "")),
-        window_tokens=_window_tokens(checkpoint, options),
+        window_tokens=model_window_tokens(checkpoint, options),
         generation_config=checkpoint.generation_config,
         build=lambda: _build(checkpoint, options),
     )
@@ -84,7 +86,8 @@ def _build(checkpoint: Checkpoint, options: RunnerOptions) -> ModelRunner:
     return build_runner(checkpoint, options)
 
 
-def _window_tokens(checkpoint: Checkpoint, options: RunnerOptions) -> int:
+def model_window_tokens(checkpoint: Checkpoint, options: RunnerOptions) -> int:
+    """The model's own window with the operator's position scaling, in tokens."""
     from mlxcel.runners.generate.window import declared_window_tokens
 
     return declared_window_tokens(options.rope.apply(checkpoint.config) if options.rope.active else checkpoint.config)

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxcel.cli.inert import TABLE
 from mlxcel.cli.options import default_text, groups_of
 from mlxcel.config.option import options_of
 from mlxcel.config.server import ServerConfig
@@ -54,7 +55,24 @@ def options_page() -> str:
             env = ", ".join(f"`{name}`" for name in (*spec.env, *spec.off_env))
             choices = f" (one of {', '.join(spec.choices)})" if spec.choices else ""
             lines.append(f"| {flags} | {env} | {default_text(item, spec)} | {_cell(spec.help + choices)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_inert_lines()]) + "\n"
+
+
+def _inert_lines() -> list[str]:
+    lines = [
+        "",
+        "## Options of llama-server without a meaning here",
+        "",
+        "They are taken at the values shown, which change nothing. Any other value stops the start with one line.",
+        "",
+        "| flags | taken at | otherwise |",
+        "| --- | --- | --- |",
+    ]
+    for item in TABLE:
+        flags = ", ".join(f"`{flag}`" for flag in item.flags)
+        taken = "always" if item.harmless else ", ".join(f"`{value}`" for value in sorted(item.values or ()) if value)
+        lines.append(f"| {flags} | {taken or 'never'} | {_cell(item.instead)} |")
+    return lines
 
 
 def routes_page(routes: Sequence[Route]) -> str:

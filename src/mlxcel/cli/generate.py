@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mlxcel.cli.inspect import inspect_model, print_report
 from mlxcel.cli.options import build_parser, resolve
+from mlxcel.config.constraints import ConstraintConfig
 from mlxcel.config.conversation import TemplateConfig
+from mlxcel.config.memory import MemoryConfig
 from mlxcel.config.model import ModelConfig
 from mlxcel.config.option import option, switch
 from mlxcel.config.rope import RopeConfig
@@ -53,8 +56,10 @@ class GenerateConfig:
     prompt: PromptConfig = field(default_factory=PromptConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rope: RopeConfig = field(default_factory=RopeConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+    constraints: ConstraintConfig = field(default_factory=ConstraintConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
     log: LogConfig = field(default_factory=LogConfig)
     given: frozenset[str] = frozenset()
@@ -75,6 +80,9 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     config = resolve(GenerateConfig, vars(parser.parse_args(list(arguments))), os.environ)
     verbosity = config.log.verbosity if "log.verbosity" in config.given else 2
     configure_logging(verbosity=9 if config.log.verbose else verbosity, secrets=(config.model.hf_token,))
+    if config.memory.estimate:
+        print_report(inspect_model(server_config(config)))
+        return 0
     return asyncio.run(_talk(config))
 
 
@@ -87,8 +95,10 @@ def server_config(config: GenerateConfig) -> ServerConfig:
     return ServerConfig(
         model=config.model,
         rope=config.rope,
+        memory=config.memory,
         sampling=sampling,
         scheduling=scheduling,
+        constraints=config.constraints,
         template=config.template,
         given=given,
     )

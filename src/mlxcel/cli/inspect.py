@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxcel.cli.options import build_parser, resolve
-from mlxcel.cli.store import human_bytes
+from mlxcel.config.memory import MemoryConfig
 from mlxcel.config.model import ModelConfig
 from mlxcel.config.option import option, parse_int, switch
 from mlxcel.config.rope import RopeConfig
 from mlxcel.config.scheduling import SchedulingConfig
 from mlxcel.config.server import ServerConfig
+from mlxcel.config.values import human_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class InspectConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     rope: RopeConfig = field(default_factory=RopeConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
 
@@ -41,49 +43,57 @@ def run(arguments: Sequence[str]) -> int:
     """Print the serving path of a model and its memory estimate."""
     parser = build_parser(InspectConfig, prog="mlxcel inspect", description="Show how a model would be served.")
     config = resolve(InspectConfig, vars(parser.parse_args(list(arguments))), os.environ)
-    report = inspect_model(config)
-    if config.output.json:
-        print(json.dumps(report, indent=2))
-        return 0
-    for key, value in report.items():
-        shown = human_bytes(value) if key.endswith(("_bytes", "_bytes_total")) else value
-        print(f"{key.replace('_', ' '):<18} {shown}")
+    server = ServerConfig(model=config.model, rope=config.rope, scheduling=config.scheduling, memory=config.memory)
+    print_report(inspect_model(server, config.output.max_tokens), as_json=config.output.json)
     return 0
 
 
-def inspect_model(config: InspectConfig) -> dict[str, Any]:
+def print_report(report: dict[str, Any], *, as_json: bool = False) -> None:
+    """Write a report to the terminal."""
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    for key, value in report.items():
+        shown = human_bytes(value) if key.endswith(("_bytes", "_bytes_total")) else value
+        print(f"{key.replace('_', ' '):<18} {shown}")
+
+
+def inspect_model(server: ServerConfig, max_tokens: int = 0) -> dict[str, Any]:
     """The report as plain data.
+
+    Args:
+        max_tokens: estimate for a window of so many tokens; 0 for the window that the options give.
 
     Raises:
         StartupError: the model cannot be found, read or served.
     """
     from mlxcel.app import find_model
+    from mlxcel.app.memory import estimate, with_kv_budget
     from mlxcel.app.settings import runner_options
+    from mlxcel.app.source import model_window_tokens
     from mlxcel.runners.generate.build import native_spec
-    from mlxcel.runners.generate.estimate import estimate_memory
     from mlxcel.runners.generate.providers import Declined
     from mlxcel.runners.weights import open_checkpoint
 
-    server = ServerConfig(model=config.model, rope=config.rope, scheduling=config.scheduling)
     path = find_model(server)
     checkpoint = open_checkpoint(path)
     options = runner_options(server, path.stem)
-    if config.output.max_tokens:
-        options = dataclasses.replace(options, context_tokens=config.output.max_tokens)
+    if max_tokens:
+        options = dataclasses.replace(options, context_tokens=max_tokens)
+    options = with_kv_budget(server.memory, checkpoint, options)
     spec = native_spec(checkpoint, options)
-    text_config = checkpoint.config.get("text_config") or checkpoint.config
     served_natively = not isinstance(spec, Declined)
     return {
         "model": str(path),
         "format": checkpoint.kind,
         "model_type": checkpoint.config.get("model_type"),
         "architectures": checkpoint.config.get("architectures") or [],
-        "context_tokens": text_config.get("max_position_embeddings"),
+        "context_tokens": model_window_tokens(checkpoint, options),
         "path": "native" if served_natively else "transformers",
         "reason": f"{checkpoint.config.get('model_type')} is a native family"
         if not isinstance(spec, Declined)
         else spec.reason,
-        **dataclasses.asdict(estimate_memory(checkpoint, options)),
+        **dataclasses.asdict(estimate(server.memory, checkpoint, options)),
     }
 
 

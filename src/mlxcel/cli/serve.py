@@ -10,7 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxcel.cli.completion import bash_completion
+from mlxcel.cli.inert import add_inert, check_inert
+from mlxcel.cli.inspect import inspect_model, print_report
 from mlxcel.cli.options import build_parser, resolve
+from mlxcel.cli.store import run_list
 from mlxcel.config.keys import api_keys
 from mlxcel.config.server import ServerConfig
 from mlxcel.core.errors import StartupError
@@ -30,12 +34,22 @@ def parse(arguments: Sequence[str]) -> ServerConfig:
         StartupError: an unknown flag or a value that does not parse.
     """
     parser = build_parser(ServerConfig, prog="mlxcel-server", description="Serve a model over HTTP.")
-    return resolve(ServerConfig, vars(parser.parse_args(list(arguments))), os.environ)
+    add_inert(parser)
+    parsed = vars(parser.parse_args(list(arguments)))
+    check_inert(parsed)
+    return resolve(ServerConfig, parsed, os.environ)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Serve until interrupted. Returns the exit code."""
     config = parse(arguments)
+    if config.actions.completion_bash:
+        from mlxcel.cli.main import COMMANDS  # which imports this module
+
+        print(bash_completion(COMMANDS), end="")
+        return 0
+    if config.actions.cache_list:
+        return run_list(["--models-dir", config.model.store_root] if config.model.store_root else [])
     keys = api_keys(config.network)
     configure_logging(
         verbosity=9 if config.log.verbose else config.log.verbosity,
@@ -44,6 +58,9 @@ def run(arguments: Sequence[str]) -> int:
         colors=config.log.colors,
         secrets=(*keys, config.model.hf_token),
     )
+    if config.memory.estimate:
+        print_report(inspect_model(config))
+        return 0
     from mlxcel.app import build_app, open_models
 
     listener = _bind(config)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxcel.config.values import human_bytes
 from mlxcel.core.errors import StartupError
 
 
@@ -84,12 +85,3 @@ def _root(options: argparse.Namespace) -> Path:
 
     root: Path = options.models_dir or default_root()
     return root
-
-
-def human_bytes(size_bytes: float) -> str:
-    """``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.1f} TiB"

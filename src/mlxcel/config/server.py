@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from mlxcel.config.constraints import ConstraintConfig
 from mlxcel.config.conversation import TemplateConfig
 from mlxcel.config.embeddings import EmbeddingConfig
+from mlxcel.config.memory import MemoryConfig
 from mlxcel.config.model import ModelConfig
 from mlxcel.config.network import EndpointConfig, NetworkConfig
 from mlxcel.config.option import option, parse_int, switch
@@ -41,12 +42,21 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ActionConfig:
+    """Do one thing and leave"""
+
+    completion_bash: bool = switch(False, "--completion-bash", help="print a completion script for bash")
+    cache_list: bool = switch(False, "-cl", "--cache-list", help="list the downloaded models")
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Everything ``mlxcel-server`` was told."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     rope: RopeConfig = field(default_factory=RopeConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     constraints: ConstraintConfig = field(default_factory=ConstraintConfig)
@@ -56,4 +66,5 @@ class ServerConfig:
     stores: StoresConfig = field(default_factory=StoresConfig)
     endpoints: EndpointConfig = field(default_factory=EndpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    actions: ActionConfig = field(default_factory=ActionConfig)
     given: frozenset[str] = frozenset()  # "group.field" of every value that was set, not defaulted

@@ -40,3 +40,12 @@ def parse_logit_bias(text: str) -> tuple[tuple[int, float], ...]:
             raise ValueError("expected ID+BIAS or ID-BIAS")
         pairs.append((token_id, bias))
     return tuple(pairs)
+
+
+def human_bytes(size_bytes: float) -> str:
+    """``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"

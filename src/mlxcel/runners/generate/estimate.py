@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxcel.runners.generate.build import native_spec, pick_device
-from mlxcel.runners.generate.memory import available_bytes, pool_block_count
+from mlxcel.runners.generate.memory import free_bytes, pool_block_count
 from mlxcel.runners.generate.options import BLOCK_TOKENS, KvType, RunnerOptions
 from mlxcel.runners.generate.providers import Declined, default_dtype
 from mlxcel.runners.generate.window import declared_window_tokens, window_tokens
@@ -68,7 +68,7 @@ def estimate_memory(
         activation_bytes=activation_bytes,
         headroom_bytes=headroom_bytes,
         total_bytes=modelled + headroom_bytes,
-        budget_bytes=limit_bytes or available_bytes(),
+        budget_bytes=limit_bytes or free_bytes(pick_device(options)),
     )
 
 

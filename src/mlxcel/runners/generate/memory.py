@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from mlxcel.core.errors import StartupError
 from mlxcel.runners.generate.options import BLOCK_TOKENS, RunnerOptions
-
-if TYPE_CHECKING:
-    pass
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
@@ -34,6 +32,11 @@ def available_bytes() -> int:
         if limit.isdigit():
             free = min(free, max(0, int(limit) - int(_CGROUP_USE.read_text(encoding="ascii"))))
     return free
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be allocated on a device now."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_bytes()
 
 
 def row_blocks(context_tokens: int) -> int:
