@@ -11,7 +11,8 @@ from mlxcel.core.events import FinishReason
 from mlxcel.core.sampling import LoopDetection
 from mlxcel.core.work import ThinkingPlan
 from mlxcel.engine.config import EngineConfig
-from mlxcel.engine.draft import DraftBalance, PromptLookup
+from mlxcel.engine.draft import DraftBalance, DraftPace, DraftWish
+from mlxcel.engine.prompt_lookup import PromptLookup
 from mlxcel.testing.engine_bench import END_ID, EngineBench, make_work
 
 NONE: frozenset[int] = frozenset()
@@ -27,34 +28,51 @@ def drafting(script: Any, **costs: Any) -> EngineBench:
 def test_what_followed_the_last_occurrence_is_proposed() -> None:
     lookup = PromptLookup()
     tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3]
-    assert lookup.propose(tokens, 10, NONE) == (4, 5)
-    lookup.settle(2, 2)
+
+    def propose(limit: int, stop_ids: frozenset[int] = NONE) -> tuple[int, ...]:
+        return lookup.propose([DraftWish(7, tokens, limit, stop_ids)])[0]
+
+    assert propose(2) == (4, 5)
     tokens += [4, 5, 6]
-    assert lookup.propose(tokens, 10, NONE) == (1, 2, 3, 4, 5, 6)  # 2 * 2 + 2, going on with the repetition
-    assert lookup.propose(tokens, 3, NONE) == (1, 2, 3)
-    assert lookup.propose(tokens, 0, NONE) == ()
-    assert lookup.propose(tokens, 10, frozenset({2})) == (1,)
-    assert PromptLookup().propose([1, 2, 3, 4], 10, NONE) == ()
-    assert PromptLookup().propose([1, 2], 10, NONE) == ()
+    assert propose(7) == (1, 2, 3, 4, 5, 6, 1)  # going on with the repetition
+    assert propose(10, frozenset({2})) == (1,)
+    tokens = [1, 2, 3, 4]  # another context may follow once the row is forgotten
+    lookup.forget(7)
+    assert propose(10) == ()
+    assert PromptLookup().propose([DraftWish(1, [1, 2], 9, NONE), DraftWish(2, [5] * 4, 2, NONE)]) == [(), (5, 5)]
+
+
+def test_proposals_grow_with_what_is_accepted() -> None:
+    pace = DraftPace("any", 7)
+    lengths: list[int] = []
+    for accepted in (0, 2, 3, 1, 0):
+        lengths.append(pace.next_tokens())
+        pace.settle(lengths[-1], accepted)
+    assert [*lengths, pace.next_tokens()] == [2, 2, 6, 7, 4, 2]
+    stats = pace.stats()
+    assert stats is not None
+    assert (stats.drafted_tokens, stats.accepted_tokens, stats.rounds) == (21, 6, 5)
+    assert DraftPace("any", 1).next_tokens() == 1
 
 
 def test_three_empty_rounds_pause_for_4_then_8_up_to_32_steps() -> None:
-    lookup = PromptLookup()
-    tokens = [1, 2, 3, 1, 2, 3]
+    pace = DraftPace("any", 7)
     pauses: list[int] = []
+    tokens = pace.next_tokens()
     for _ in range(6):
         for _ in range(3):
-            assert lookup.propose(tokens, 9, NONE)
-            lookup.settle(2, 0)
+            assert tokens == 2
+            pace.settle(tokens, 0)
+            tokens = pace.next_tokens()
         pauses.append(0)
-        while not lookup.propose(tokens, 9, NONE):
+        while not tokens:
             pauses[-1] += 1
-        lookup._paused = 0  # the proposal that ended the pause is asked for again above
+            tokens = pace.next_tokens()
     assert pauses == [4, 8, 16, 32, 32, 32]
-    lookup.settle(2, 1)
+    pace.settle(2, 1)
     for _ in range(3):
-        lookup.settle(2, 0)
-    assert [bool(lookup.propose(tokens, 9, NONE)) for _ in range(5)] == [False] * 4 + [True]
+        pace.settle(2, 0)
+    assert [bool(pace.next_tokens()) for _ in range(5)] == [False] * 4 + [True]
 
 
 def test_a_copy_takes_few_steps_and_says_the_same() -> None:

@@ -90,6 +90,9 @@ class ModelRunner(Protocol):
     def drop_snapshot(self, handle: int) -> None:
         """Free a snapshot."""
 
+    def verifies_exactly(self) -> bool:
+        """Whether verifying drafts gives the logits of plain decoding bit for bit, measured. Called while no row is open."""
+
     def shutdown(self) -> None:
         """Free the weights and the caches. No call follows."""
 

@@ -74,6 +74,7 @@ class EngineClient:
 
     Args:
         load_model: builds the model runner; called on the owner thread, again after each sleep.
+        load_draft: builds the runner of a draft model, after that; None for none.
         clock: monotonic seconds.
     """
 
@@ -82,6 +83,7 @@ class EngineClient:
         load_model: Callable[[], ModelRunner],
         config: EngineConfig,
         *,
+        load_draft: Callable[[], ModelRunner] | None = None,
         name: str = "model",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,7 +96,9 @@ class EngineClient:
         self._watch: asyncio.TimerHandle | None = None
 
         def build() -> GenerationRunner:
-            runner = GenerationRunner(load_model(), config, counters=self._counters, clock=clock)
+            model = load_model()
+            draft_model = load_draft() if load_draft is not None else None
+            runner = GenerationRunner(model, config, draft_model=draft_model, counters=self._counters, clock=clock)
             self._info = runner.info
             return runner
 

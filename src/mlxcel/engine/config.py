@@ -24,7 +24,9 @@ class EngineConfig:
         decode_timeout_s: a work whose next token takes longer than this fails.
         context_shift: when the window is full, drop the middle of the context and go on, instead of ending the work.
         request_memory_budget_bytes: KV bytes the worst case of one work may need; None the size of the pool.
-        prompt_lookup: propose tokens by prompt lookup, where the runner can verify them.
+        prompt_lookup: propose tokens by prompt lookup, where the runner can verify them; None only where it verifies them
+            to the bit. A draft model takes its place.
+        draft_tokens: most tokens of one proposal; 0 is the drafter's own choice.
         sleep_idle_s: quiet seconds after which the model is freed; None never.
         cache: the prefix cache.
         check_invariants: check the block accounting whenever the engine is idle (tests, debug builds).
@@ -42,7 +44,8 @@ class EngineConfig:
     decode_timeout_s: float = 600.0
     context_shift: bool = False
     request_memory_budget_bytes: int | None = None
-    prompt_lookup: bool = False
+    prompt_lookup: bool | None = False
+    draft_tokens: int = 0
     sleep_idle_s: float | None = None
     cache: CacheSettings = field(default_factory=CacheSettings)
     check_invariants: bool = False

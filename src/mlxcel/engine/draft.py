@@ -1,74 +1,100 @@
-"""Prompt lookup: what followed a row's newest tokens the last time is proposed again (Saxena 2023, Prompt Lookup Decoding).
+"""Speculative decoding: who proposes tokens, how many, and when it is worth it.
 
-No model is needed, and the verification decides what is kept, so the answer is the same as without. Two things keep the cost
-down: each row adapts the length of its proposals to what was accepted lately and pauses when nothing is, and the engine
-stops drafting altogether while it loses time by it (:class:`DraftBalance`).
+What a drafter proposes is verified in the model's next forward pass, and only the model's own draws are kept, so the answer
+is the same as without. Two things keep the cost down: each row adapts the length of its proposals to what was accepted
+lately and pauses when nothing is (:class:`DraftPace`), and the engine stops drafting altogether while it loses time by it
+(:class:`DraftBalance`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from mlxcel.core.usage import DraftStats
 
-KIND = "prompt-lookup"
-_GRAM_TOKENS = 3
-_MAX_PROPOSED_TOKENS = 7
 _EMPTY_ROUNDS = 3  # rounds without an accepted token before a pause
 _FIRST_PAUSE_STEPS = 4
 _LONGEST_PAUSE_STEPS = 32
 
 
-class PromptLookup:
-    """Proposals for one row.
+@dataclass(frozen=True, slots=True)
+class DraftWish:
+    """A row that would like a proposal.
 
-    Policy "graded": the next proposal is 2 tokens longer than twice what the last one got accepted, 7 at most; after three
-    rounds in a row without an accepted token, a pause of 4 steps, doubling up to 32 for as long as nothing is accepted.
+    Attributes:
+        tokens: the row's context; it may only grow until :meth:`Drafter.forget`.
+        limit: most tokens to propose, at least 1.
+        stop_ids: nothing is proposed from one of these on.
     """
 
-    def __init__(self) -> None:
+    row_id: int
+    tokens: Sequence[int]
+    limit: int
+    stop_ids: frozenset[int]
+
+
+class Drafter(Protocol):
+    """Guesses how contexts go on. Called by the owner thread only.
+
+    Attributes:
+        kind: its name in ``timings``.
+        max_tokens: most tokens of one proposal that pay, when the operator sets no limit.
+        credit_steps: what it may cost before it has to pay; see :class:`DraftBalance`.
+    """
+
+    kind: str
+    max_tokens: int
+    credit_steps: int
+
+    def propose(self, wishes: Sequence[DraftWish]) -> list[tuple[int, ...]]:
+        """One proposal a wish, in order; empty where nothing can be guessed."""
+
+    def forget(self, row_id: int) -> None:
+        """The row ended, or gave up its state and may come back with another context. Unknown ids are ignored."""
+
+    def close(self) -> None:
+        """Free everything. No call follows."""
+
+
+class DraftPace:
+    """How many tokens one row asks for, and what became of them.
+
+    Policy "graded": the next proposal is 2 tokens longer than twice what the last one got accepted, ``max_tokens`` at most;
+    after three rounds in a row without an accepted token, a pause of 4 steps, doubling up to 32 for as long as nothing is
+    accepted.
+    """
+
+    __slots__ = (
+        "_empty_rounds", "_length", "_max_tokens", "_pause_steps", "_paused",
+        "accepted_tokens", "drafted_tokens", "kind", "rounds",
+    )  # fmt: skip
+
+    def __init__(self, kind: str, max_tokens: int) -> None:
+        self.kind = kind
         self.drafted_tokens = 0
         self.accepted_tokens = 0
         self.rounds = 0
-        self._followers: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest occurrence
-        self._indexed_tokens = 0
-        self._candidate: int | None = None  # position after the occurrence before the one at the very end
-        self._length = 2
+        self._max_tokens = max_tokens
+        self._length = min(2, max_tokens)
         self._empty_rounds = 0
         self._pause_steps = _FIRST_PAUSE_STEPS
         self._paused = 0
 
-    def propose(self, tokens: Sequence[int], limit: int, stop_ids: frozenset[int]) -> tuple[int, ...]:
-        """Guess how ``tokens`` go on.
-
-        Args:
-            tokens: the row's context; between calls it may only grow.
-            limit: most tokens to propose.
-            stop_ids: nothing is proposed from one of these on.
-        """
-        self._index(tokens)
+    def next_tokens(self) -> int:
+        """Tokens to ask for in this step; 0 in a pause, which this call brings one step nearer to its end."""
         if self._paused:
             self._paused -= 1
-            return ()
-        start = self._candidate
-        count = min(self._length, limit)
-        if start is None or count <= 0:
-            return ()
-        period = len(tokens) - start  # a text that repeats itself goes on repeating
-        proposal: list[int] = []
-        for place in range(count):
-            token_id = tokens[start + place % period]
-            if token_id in stop_ids:
-                break
-            proposal.append(token_id)
-        return tuple(proposal)
+            return 0
+        return self._length
 
     def settle(self, proposed_tokens: int, accepted_tokens: int) -> None:
         """Learn how a proposal (of at least one token) fared."""
         self.rounds += 1
         self.drafted_tokens += proposed_tokens
         self.accepted_tokens += accepted_tokens
-        self._length = min(_MAX_PROPOSED_TOKENS, 2 * accepted_tokens + 2)
+        self._length = min(self._max_tokens, 2 * accepted_tokens + 2)
         if accepted_tokens:
             self._empty_rounds = 0
             self._pause_steps = _FIRST_PAUSE_STEPS
@@ -79,25 +105,9 @@ class PromptLookup:
             self._paused = self._pause_steps
             self._pause_steps = min(2 * self._pause_steps, _LONGEST_PAUSE_STEPS)
 
-    def restart(self) -> None:
-        """The row's context was rewritten."""
-        self._followers.clear()
-        self._indexed_tokens = 0
-        self._candidate = None
-
     def stats(self) -> DraftStats | None:
         """None when nothing was ever proposed."""
-        return DraftStats(KIND, self.drafted_tokens, self.accepted_tokens, self.rounds) if self.rounds else None
-
-    def _index(self, tokens: Sequence[int]) -> None:
-        followers = self._followers
-        candidate = self._candidate
-        for end in range(max(self._indexed_tokens + 1, _GRAM_TOKENS), len(tokens) + 1):
-            gram = tuple(tokens[end - _GRAM_TOKENS : end])
-            candidate = followers.get(gram)
-            followers[gram] = end
-        self._candidate = candidate
-        self._indexed_tokens = len(tokens)
+        return DraftStats(self.kind, self.drafted_tokens, self.accepted_tokens, self.rounds) if self.rounds else None
 
 
 class DraftBalance:
@@ -105,29 +115,40 @@ class DraftBalance:
 
     Every decode step earns that share of its time. A step with drafts pays what it took longer than plain steps would have
     taken for the same tokens, and earns what it was faster. Drafting rests while the balance is negative.
+
+    Args:
+        credit_steps: the balance starts with so many plain steps. For drafters that invest in a row before they propose
+            anything for it.
     """
 
     _ALLOWED_LOSS = 0.03
     _LIMIT_STEPS = 8  # no single step, and no past success, counts for more than this many plain steps
 
-    def __init__(self) -> None:
+    def __init__(self, credit_steps: int = 0) -> None:
+        self._credit_steps = credit_steps
+        self._limit_steps = max(self._LIMIT_STEPS, credit_steps)
         self._balances_s: dict[int, float] = {}  # by number of decoding rows, in powers of two
 
     def allows(self, decode_rows: int) -> bool:
         return self._balances_s.get(decode_rows.bit_length(), 0.0) >= 0.0
 
-    def observe(self, *, decode_rows: int, accepted_tokens: int, drafted: bool, step_s: float, plain_step_s: float) -> None:
+    def observe(
+        self, *, decode_rows: int, accepted_tokens: int, drafted: bool, step_s: float, plain_step_s: float,
+        draft_s: float = 0.0,
+    ) -> None:
         """Take a step without prompt pieces.
 
         Args:
             accepted_tokens: tokens it gave beyond one a row.
             drafted: it verified drafts.
             plain_step_s: average of a step without drafts.
+            draft_s: what making the proposals took, found any or not.
         """
-        limit_s = self._LIMIT_STEPS * plain_step_s
-        change_s = self._ALLOWED_LOSS * step_s
+        limit_s = self._limit_steps * plain_step_s
+        gain_s = -draft_s
         if drafted:
-            saved_s = plain_step_s * (1.0 + accepted_tokens / decode_rows) - step_s
-            change_s += max(-limit_s, saved_s)
+            gain_s += plain_step_s * (1.0 + accepted_tokens / decode_rows) - step_s
+        change_s = self._ALLOWED_LOSS * step_s + max(-limit_s, gain_s)
         bucket = decode_rows.bit_length()
-        self._balances_s[bucket] = min(limit_s, self._balances_s.get(bucket, 0.0) + change_s)
+        balance_s = self._balances_s.get(bucket, self._credit_steps * plain_step_s)
+        self._balances_s[bucket] = min(limit_s, balance_s + change_s)

@@ -7,12 +7,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from mlxcel.core.errors import ContextOverflow, GenerationFailed, InvalidRequest, MlxcelError
+from mlxcel.core.errors import ContextOverflow, GenerationFailed, InvalidRequest, MlxcelError, StartupError
 from mlxcel.core.events import EngineEvent, Failed, Finished, FinishReason
 from mlxcel.core.ports import ModelInfo, ModelRunner
 from mlxcel.core.work import GenerateWork, StepPlan, StepResult
 from mlxcel.engine.config import EngineConfig
-from mlxcel.engine.draft import PromptLookup
+from mlxcel.engine.draft import Drafter, DraftPace
+from mlxcel.engine.draft_model import ModelDrafter
+from mlxcel.engine.prompt_lookup import PromptLookup
 from mlxcel.engine.sched.admission import Admission
 from mlxcel.engine.sched.ledger import StateLedger
 from mlxcel.engine.sched.paged import PagedLedger
@@ -22,7 +24,7 @@ from mlxcel.engine.sched.row import Row, RowState
 from mlxcel.engine.sched.settle import Settler
 from mlxcel.engine.sched.snapshot import SnapshotLedger
 from mlxcel.engine.sched.table import RowTable
-from mlxcel.engine.stats import EngineCounters, EngineStats, SlotState, SlotStatus, make_stats
+from mlxcel.engine.stats import Drafting, EngineCounters, EngineStats, SlotState, SlotStatus, make_stats
 from mlxcel.prefix_cache.stats import CacheStats
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class GenerationRunner:
     Called by the owner thread, except for :meth:`stats`, which any thread may call.
 
     Args:
+        draft_model: proposes tokens for ``model``; closed with it.
         counters: sums to continue; None starts at 0.
         clock: monotonic seconds.
     """
@@ -45,6 +48,7 @@ class GenerationRunner:
         model: ModelRunner,
         config: EngineConfig,
         *,
+        draft_model: ModelRunner | None = None,
         counters: EngineCounters | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,9 +64,12 @@ class GenerationRunner:
         self._faults_in_a_row = 0
         self._queue = RowQueue()
         self._ledger = self._make_ledger()
-        self._table = RowTable(model, self._ledger, min(config.max_rows, model.info.max_rows))
+        self._drafter = _make_drafter(model, draft_model, config)
+        self._table = RowTable(model, self._ledger, min(config.max_rows, model.info.max_rows), self._drafter)
         self._admission = Admission(self._queue, self._table, self._ledger, config, self.counters, self._fail)
-        self._planner = Planner(self._table, self._admission, self._ledger, config, self.context_tokens, self._fail)
+        self._planner = Planner(
+            self._table, self._admission, self._ledger, config, self.context_tokens, self._fail, self._drafter, clock
+        )
         self._settler = Settler(
             self._table, self._admission, self._ledger, self.counters, self._events,
             context_tokens=self.context_tokens, context_shift=config.context_shift,
@@ -90,8 +97,8 @@ class GenerationRunner:
         row_id = next(self._row_ids)
         now_s = self._clock()
         row = Row(work, row_id, (queue_key(work.priority, now_s), row_id), now_s)
-        if self._config.prompt_lookup and self.info.supports_drafts:
-            row.drafter = PromptLookup()
+        if self._drafter is not None:
+            row.pace = DraftPace(self._drafter.kind, self._config.draft_tokens or self._drafter.max_tokens)
         self._rows[work.id] = row
         self._queue.add(row)
 
@@ -130,6 +137,8 @@ class GenerationRunner:
             self._fail(row, GenerationFailed("the engine was stopped"))
         self._rows.clear()
         self._ledger.close()
+        if self._drafter is not None:
+            self._drafter.close()
         self.model.shutdown()
 
     def stats(self) -> EngineStats:
@@ -141,7 +150,8 @@ class GenerationRunner:
             for place, row in enumerate(self._queue, start=len(slots))
         ]
         return make_stats(
-            self.counters, slots, queued=queued, batch_rows=self._batch_rows, pool=self._ledger.usage()
+            self.counters, slots, queued=queued, batch_rows=self._batch_rows, pool=self._ledger.usage(),
+            drafting=self._drafting(),
         )
 
     def cache_stats(self) -> CacheStats:
@@ -161,6 +171,12 @@ class GenerationRunner:
             BlockAccountingError: when they differ.
         """
         self._ledger.check(self._table.running)
+
+    def _drafting(self) -> Drafting:
+        if self._drafter is None:
+            return Drafting()
+        tokens = self._config.draft_tokens or self._drafter.max_tokens
+        return Drafting(self._drafter.kind, tokens, self._planner.drafting_pays(1))
 
     def _make_ledger(self) -> StateLedger:
         settings, counters = self._config.cache, self.counters.cache
@@ -219,6 +235,18 @@ def slot_context_tokens(info: ModelInfo, config: EngineConfig) -> int:
     if info.context_tokens:
         window = min(window, info.context_tokens)
     return min(window, info.block_count * info.block_tokens) if info.state == "paged" else window
+
+
+def _make_drafter(model: ModelRunner, draft_model: ModelRunner | None, config: EngineConfig) -> Drafter | None:
+    if draft_model is not None:
+        if not model.info.supports_drafts:
+            raise StartupError("--draft-model: the served model has recurrent state and cannot verify drafts; leave it out")
+        if not model.verifies_exactly():
+            log.warning("verifying drafts rounds otherwise than plain decoding here: near-ties may be decided differently")
+        return ModelDrafter(draft_model, model.info.vocab_size)
+    if config.prompt_lookup is False or not model.info.supports_drafts:
+        return None
+    return PromptLookup() if config.prompt_lookup or model.verifies_exactly() else None
 
 
 def _status(place: int, row: Row) -> SlotStatus:

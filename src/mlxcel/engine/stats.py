@@ -27,6 +27,7 @@ class EngineCounters:
         device_faults: steps that failed as a whole.
         drafted_tokens: tokens proposed by the drafter.
         accepted_tokens: of those, the ones that were right.
+        drafted_works: finished works that had at least one proposal.
         cache: those of the prefix cache.
     """
 
@@ -41,6 +42,7 @@ class EngineCounters:
     device_faults: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    drafted_works: int = 0
     cache: CacheCounters = field(default_factory=CacheCounters)
 
 
@@ -55,6 +57,15 @@ class PoolUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """The drafter, now; see :class:`EngineStats`."""
+
+    kind: str | None = None
+    tokens: int = 0
+    pays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SlotStatus:
     """One slot, or (after the slots) one queued work. ``work_id`` is None for an idle slot."""
 
@@ -66,7 +77,13 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot for health, metrics and slots. Queue and batch figures are of now, the rest are sums."""
+    """A snapshot for health, metrics and slots. Queue and batch figures are of now, the rest are sums.
+
+    Attributes:
+        draft_kind: what drafts; None when nothing does.
+        draft_tokens: most tokens of one proposal.
+        drafting_pays: drafting is worth its time for a single row, as far as was measured.
+    """
 
     active_sequences: int
     queue_depth: int
@@ -84,6 +101,10 @@ class EngineStats:
     device_faults: int
     drafted_tokens: int
     accepted_tokens: int
+    drafted_works: int
+    draft_kind: str | None
+    draft_tokens: int
+    drafting_pays: bool
     kv_blocks: int
     kv_blocks_free: int
     kv_blocks_cached: int
@@ -92,10 +113,11 @@ class EngineStats:
 
 def make_stats(
     counters: EngineCounters, slots: Sequence[SlotStatus], *, queued: Sequence[SlotStatus] = (), batch_rows: int = 0,
-    pool: PoolUsage | None = None,
+    pool: PoolUsage | None = None, drafting: Drafting | None = None,
 ) -> EngineStats:
     """Put a snapshot together from its sources."""
     usage = pool if pool is not None else PoolUsage()
+    drafts = drafting if drafting is not None else Drafting()
     return EngineStats(
         active_sequences=sum(slot.state != "idle" for slot in slots),
         queue_depth=len(queued),
@@ -113,6 +135,10 @@ def make_stats(
         device_faults=counters.device_faults,
         drafted_tokens=counters.drafted_tokens,
         accepted_tokens=counters.accepted_tokens,
+        drafted_works=counters.drafted_works,
+        draft_kind=drafts.kind,
+        draft_tokens=drafts.tokens,
+        drafting_pays=drafts.pays,
         kv_blocks=usage.blocks,
         kv_blocks_free=usage.free_blocks,
         kv_blocks_cached=usage.cold_blocks,

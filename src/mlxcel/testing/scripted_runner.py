@@ -162,6 +162,9 @@ class ScriptedRunner:
             raise ValueError("a block of another size")
         self._contents[block] = array.array("I", data).tolist()
 
+    def verifies_exactly(self) -> bool:
+        return self._info.supports_drafts
+
     def shutdown(self) -> None:
         self.is_shut_down = True
         self._rows.clear()

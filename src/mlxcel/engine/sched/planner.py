@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mlxcel.core.errors import GenerationFailed, MlxcelError
 from mlxcel.core.work import RowStep, StepPlan
 from mlxcel.engine.config import EngineConfig
-from mlxcel.engine.draft import DraftBalance
+from mlxcel.engine.draft import DraftBalance, Drafter
 from mlxcel.engine.sched.admission import Admission
 from mlxcel.engine.sched.budget import StepCosts
 from mlxcel.engine.sched.ledger import StateLedger
@@ -22,17 +22,19 @@ class Planner:
 
     def __init__(
         self, table: RowTable, admission: Admission, ledger: StateLedger, config: EngineConfig, context_tokens: int,
-        fail: Callable[[Row, MlxcelError], None],
+        fail: Callable[[Row, MlxcelError], None], drafter: Drafter | None, clock: Callable[[], float],
     ) -> None:
         self._table = table
         self._admission = admission
         self._ledger = ledger
         self._costs = StepCosts(config.prefill_grant_interval)
-        self._balance = DraftBalance()
+        self._drafter = drafter
+        self._balance = DraftBalance(drafter.credit_steps if drafter is not None else 0)
+        self._draft_s = 0.0  # spent on proposals for the step that was planned last
         self._config = config
         self._context_tokens = context_tokens
-        self._drafts_enabled = config.prompt_lookup and table.info.supports_drafts
         self._fail = fail
+        self._clock = clock
         self._grant_tokens = grant_tokens(config.prefill_chunk_tokens, config.prefill_grant_interval)
 
     def plan(self) -> StepPlan:
@@ -40,7 +42,7 @@ class Planner:
         running = self._table.running
         waiting = [row for row in running if row.state is RowState.PREFILL]
         decode_rows = len(running) - len(waiting)
-        drafts = not waiting and self._may_draft(decode_rows)
+        drafts = not waiting and decode_rows > 0 and self._may_draft(decode_rows)
         steps = self._decode_steps(drafts=drafts)
         if waiting and not (steps and self._costs.wants_plain_step(len(steps))):
             waiting = [row for row in running if row.state is RowState.PREFILL]  # some may have given way
@@ -54,22 +56,22 @@ class Planner:
         if done.decode_rows and not done.prefill_tokens and plain_step_s:
             self._balance.observe(
                 decode_rows=done.decode_rows, accepted_tokens=done.accepted_tokens, drafted=done.drafted_tokens > 0,
-                step_s=step_s, plain_step_s=plain_step_s,
+                step_s=step_s, plain_step_s=plain_step_s, draft_s=self._draft_s,
             )
+        self._draft_s = 0.0
         self._costs.observe(
             decode_rows=done.decode_rows, prefill_tokens=done.prefill_tokens, drafted=done.drafted_tokens > 0, step_s=step_s
         )
 
+    def drafting_pays(self, decode_rows: int) -> bool:
+        """Whether drafting is worth its time with so many rows, as far as was measured. Safe to call from any thread."""
+        return self._drafter is not None and self._balance.allows(decode_rows)
+
     def _may_draft(self, decode_rows: int) -> bool:
-        return (
-            self._drafts_enabled
-            and decode_rows > 0
-            and not self._costs.wants_plain_step(decode_rows)
-            and self._balance.allows(decode_rows)
-        )
+        return self.drafting_pays(decode_rows) and not self._costs.wants_plain_step(decode_rows)
 
     def _decode_steps(self, *, drafts: bool) -> list[RowStep]:
-        steps: list[RowStep] = []
+        rows: list[Row] = []
         running = self._table.running
         place = 0
         while place < len(running):  # weaker rows may leave from the end of the list meanwhile
@@ -78,15 +80,24 @@ class Planner:
                 position = row.computed_tokens
                 if position >= row.room_tokens and not self._make_room(row, position + 1):
                     continue  # the row itself has left the list
-                steps.append(self._step(row, 1, self._drafts(row) if drafts else ()))
+                rows.append(row)
             place += 1
-        return steps
+        proposals = self._proposals(rows) if drafts else {}
+        return [self._step(row, 1, proposals.get(row.row_id, ())) for row in rows]
 
-    def _drafts(self, row: Row) -> tuple[int, ...]:
-        draft_ids = row.propose(self._context_tokens)
-        if draft_ids and not self._ledger.grow(row, len(row.tokens) + len(draft_ids)):
-            return ()
-        return draft_ids
+    def _proposals(self, rows: list[Row]) -> dict[int, tuple[int, ...]]:
+        """Drafts by row id, for the rows that get some and have room for them."""
+        if self._drafter is None:
+            return {}
+        started_s = self._clock()
+        wishes = [wish for row in rows if (wish := row.draft_wish(self._context_tokens)) is not None]
+        drafts = self._drafter.propose(wishes) if wishes else []
+        self._draft_s = self._clock() - started_s
+        return {
+            wish.row_id: draft_ids
+            for wish, draft_ids in zip(wishes, drafts, strict=True)
+            if draft_ids and self._ledger.grow(self._table[wish.row_id], len(wish.tokens) + len(draft_ids))
+        }
 
     def _make_room(self, row: Row, tokens: int) -> bool:
         """Grow a row's table, at the cost of the weakest rows if need be; False when the row itself had to give way."""

@@ -9,7 +9,7 @@ from mlxcel.core.events import FinishReason
 from mlxcel.core.jobs import Priority
 from mlxcel.core.usage import Timings, Usage
 from mlxcel.core.work import GenerateWork, RowSpec
-from mlxcel.engine.draft import PromptLookup
+from mlxcel.engine.draft import DraftPace, DraftWish
 from mlxcel.engine.loop_detection import LoopDetector
 from mlxcel.engine.sched.thinking import ThinkingTracker
 
@@ -61,6 +61,7 @@ class Row:
         room_tokens: positions there is room for.
         reuse: the ledger's notes on this row.
         truncated: the window cut something.
+        pace: of its drafts; None when nothing is drafted.
     """
 
     __slots__ = (
@@ -68,13 +69,13 @@ class Row:
         "blocks",
         "cached_tokens",
         "computed_tokens",
-        "drafter",
         "first_token_s",
         "fresh_blocks",
         "generated_tokens",
         "head_tokens",
         "loops",
         "order",
+        "pace",
         "prompt_tokens",
         "reuse",
         "room_tokens",
@@ -104,7 +105,7 @@ class Row:
         self.room_tokens = 0
         self.reuse = ReuseNotes()
         self.truncated = False
-        self.drafter: PromptLookup | None = None
+        self.pace: DraftPace | None = None
         self.loops = LoopDetector(work.loop) if work.loop is not None and work.loop.enabled else None
         self.thinking: ThinkingTracker | None = None
         if work.thinking is not None:
@@ -141,8 +142,12 @@ class Row:
             generated_ids=tuple(self.tokens[self.head_tokens :]),
         )
 
-    def take(self, token_id: int, *, constrained: bool) -> FinishReason | None:
-        """Append a generated token; returns why the row ends with it, or None. The window is the caller's matter."""
+    def take(self, token_id: int, *, completes: bool) -> FinishReason | None:
+        """Append a generated token; returns why the row ends with it, or None. The window is the caller's matter.
+
+        Args:
+            completes: the token completed the work's grammar.
+        """
         work = self.work
         self.tokens.append(token_id)
         self.generated_tokens += 1
@@ -150,7 +155,7 @@ class Row:
             return FinishReason.EOS
         if self.thinking is not None:
             self.thinking.push(token_id)
-        if constrained and work.constraint is not None and work.constraint.is_finished:
+        if completes:
             return FinishReason.EOS
         if self.generated_tokens >= work.max_tokens:
             return FinishReason.LENGTH
@@ -158,13 +163,14 @@ class Row:
             return FinishReason.LOOP
         return None
 
-    def propose(self, context_tokens: int) -> tuple[int, ...]:
-        """Draft tokens for the next step: no more than the work and its window can take; none where a token is not free."""
-        if self.drafter is None or (self.thinking is not None and not self.thinking.accepts_drafts):
-            return ()
+    def draft_wish(self, context_tokens: int) -> DraftWish | None:
+        """What to ask a drafter for: no more than the work and its window can take; nothing where a token is not free."""
+        if self.pace is None or (self.thinking is not None and not self.thinking.accepts_drafts):
+            return None
         work = self.work
-        limit = min(work.max_tokens - self.generated_tokens, context_tokens - len(self.tokens)) - 1
-        return self.drafter.propose(self.tokens, limit, work.stop_ids)
+        room_tokens = min(work.max_tokens - self.generated_tokens, context_tokens - len(self.tokens)) - 1
+        limit = min(self.pace.next_tokens(), room_tokens)
+        return DraftWish(self.row_id, self.tokens, limit, work.stop_ids) if limit > 0 else None
 
     def forget_state(self) -> None:
         """The runner and the ledger no longer hold anything of this row; it waits to be computed anew."""
@@ -180,8 +186,6 @@ class Row:
         self.head_tokens = keep_tokens + max(0, self.head_tokens - keep_tokens - dropped_tokens)
         del self.tokens[keep_tokens : keep_tokens + dropped_tokens]
         self.reuse.digests.clear()
-        if self.drafter is not None:
-            self.drafter.restart()
         self.truncated = True
 
     def usage(self) -> Usage:
@@ -198,5 +202,5 @@ class Row:
         queue_s = self.admitted_s - self.submitted_s
         if self.first_token_s < 0:
             return Timings(queue_s, now_s - self.admitted_s)
-        draft = self.drafter.stats() if self.drafter is not None else None
+        draft = self.pace.stats() if self.pace is not None else None
         return Timings(queue_s, self.first_token_s - self.admitted_s, now_s - self.first_token_s, draft)

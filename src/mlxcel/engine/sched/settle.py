@@ -76,6 +76,7 @@ class Settler:
     def finish(self, row: Row, reason: FinishReason, now_s: float) -> None:
         """End a row, open or waiting, and report it."""
         self._close(row, sound=True)
+        self._counters.drafted_works += row.pace is not None and row.pace.rounds > 0
         self._events.append(Finished(row.work.id, reason, row.usage(), row.timings(now_s), row.truncated))
 
     def fail(self, row: Row, error: MlxcelError) -> None:
@@ -102,17 +103,20 @@ class Settler:
         done.accepted_tokens += accepted_tokens
         self._counters.drafted_tokens += len(step.draft_ids)
         self._counters.accepted_tokens += accepted_tokens
-        if row.drafter is not None:
-            row.drafter.settle(len(step.draft_ids), accepted_tokens)
+        if row.pace is not None:
+            row.pace.settle(len(step.draft_ids), accepted_tokens)
 
     def _take(self, row: Row, step: RowStep, outcome: RowResult, now_s: float) -> None:
         if row.state is RowState.PREFILL:
             self._end_prefill(row, now_s)
         reason: FinishReason | None = None
         taken = 0
+        constraint = row.work.constraint
+        # The constraint has seen the whole burst, and only the last token of one can complete it.
+        completes = step.constrained and constraint is not None and constraint.is_finished
         for token_id in outcome.token_ids:
-            reason = row.take(token_id, constrained=step.constrained)
             taken += 1
+            reason = row.take(token_id, completes=completes and taken == len(outcome.token_ids))
             if reason is not None:
                 break
         row.computed_tokens += min(taken, len(outcome.token_ids) - 1)  # accepted drafts have their state already

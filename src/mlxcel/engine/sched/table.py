@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 
 from mlxcel.core.ports import ModelInfo, ModelRunner
+from mlxcel.engine.draft import Drafter
 from mlxcel.engine.sched.ledger import StateLedger
 from mlxcel.engine.sched.row import Row, RowState
 
@@ -12,12 +13,13 @@ from mlxcel.engine.sched.row import Row, RowState
 class RowTable:
     """Rows that hold a slot. ``running`` is ordered by strength: the last one gives way first."""
 
-    def __init__(self, model: ModelRunner, ledger: StateLedger, max_rows: int) -> None:
+    def __init__(self, model: ModelRunner, ledger: StateLedger, max_rows: int, drafter: Drafter | None = None) -> None:
         self.slots: list[Row | None] = [None] * max_rows
         self.running: list[Row] = []
         self._by_id: dict[int, Row] = {}
         self._model = model
         self._ledger = ledger
+        self._drafter = drafter
 
     def __getitem__(self, row_id: int) -> Row:
         return self._by_id[row_id]
@@ -72,6 +74,8 @@ class RowTable:
     def _leave(self, row: Row, *, sound: bool) -> None:
         self._ledger.leave(row, sound=sound)
         self._model.close(row.row_id)
+        if self._drafter is not None:
+            self._drafter.forget(row.row_id)
         self.slots[row.slot] = None
         row.slot = -1
         self.running.remove(row)

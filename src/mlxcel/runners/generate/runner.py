@@ -14,6 +14,7 @@ from mlxcel.core.ports import BlockTransfer, ModelInfo
 from mlxcel.core.work import RowResult, RowSpec, RowStep, StepPlan, StepResult
 from mlxcel.runners.generate.batch import Decoder, RaggedBatch
 from mlxcel.runners.generate.choice import RunnerChoice
+from mlxcel.runners.generate.exactness import block_equals_chain
 from mlxcel.runners.generate.sampler import Draw, Sampler
 
 
@@ -97,6 +98,10 @@ class PagedRunner:
 
     def drop_snapshot(self, handle: int) -> None:
         """There are none."""
+
+    def verifies_exactly(self) -> bool:
+        """See :class:`~mlxcel.core.ports.ModelRunner`. Overwrites the first KV blocks."""
+        return block_equals_chain(self._decoder, self._info.context_tokens)
 
     def shutdown(self) -> None:
         for row_id in tuple(self._rows):

@@ -89,6 +89,10 @@ class StatefulRunner:
         if state is not None:
             self._free_bytes += state.size_bytes
 
+    def verifies_exactly(self) -> bool:
+        """It verifies no drafts."""
+        return False
+
     def shutdown(self) -> None:
         for row_id in tuple(self._rows):
             self.close(row_id)

@@ -133,9 +133,14 @@ class Sampler:
             logprobs += result.logprobs
             if result.error is not None:
                 return RowResult(draw.row_id, tuple(tokens), tuple(logprobs), result.error)
-            if position == len(draft_ids) or tokens[-1] != draft_ids[position]:
+            if position == len(draft_ids) or tokens[-1] != draft_ids[position] or self._is_complete(draw):
                 break
         return RowResult(draw.row_id, tuple(tokens), tuple(logprobs))
+
+    def _is_complete(self, draw: Draw) -> bool:
+        """The row's constraint is satisfied: the engine ends the row, so nothing more is drawn."""
+        constraint = self._rows[draw.row_id].constraint if draw.constrained else None
+        return constraint is not None and constraint.is_finished
 
     def _batch_of(self, rows: tuple[Row, ...]) -> Batch:
         """The columns of this composition, kept while it lasts."""
