@@ -74,6 +74,21 @@ def test_affine_product_of_many_rows_stays_near_float64(level: Level, bits: int,
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("form", ["4 bits", "8 bits", "bf16"])
+def test_deep_matrices_are_multiplied_in_slices(level: Level, form: str) -> None:
+    """More inputs than the decoded weights of a task may take up at once."""
+    inputs, rows = 4288, 70
+    x = activations(8, rows, inputs)
+    if form == "bf16":
+        weight = torch.randn(37, inputs, generator=torch.Generator().manual_seed(8)).bfloat16()
+        y, dense = product(level, dense_matrix(weight), x, threads=2), weight.double()
+    else:
+        matrix = random_affine(8, int(form[0]), 32, 37, inputs)
+        y, dense = product(level, affine_matrix(matrix), x, threads=2), matrix.dense().double()
+    assert error(y, x.double() @ dense.T) < 8e-3
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_groups_of_sixteen_may_end_inside_a_unit_of_32_inputs(level: Level) -> None:
     matrix = random_affine(1, 8, 16, out=16, inputs=48)
     x = activations(1, 3, 48)

@@ -77,13 +77,15 @@ inline void store_step(uint16_t* tile, int step, F a, F b, F c, F d, F scale, F 
   _mm512_store_si512(tile + (2 * step + 1) * 32, to_bf16_pairs(fma(c, scale, minimum), fma(d, scale, minimum)));
 }
 
+// Inputs of the units [unit_begin, unit_end), which start and end with a record.
 template <int kBits, bool kHalfScales>
-void decode_block(const Matrix& m, int block, uint16_t* tile) {
+void decode_block(const Matrix& m, int block, int unit_begin, int unit_end, uint16_t* tile) {
   const bool split = m.group < kUnit;
-  const int units = m.padded_in / kUnit, record_units = split ? 1 : m.group / kUnit;
+  const int record_units = split ? 1 : m.group / kUnit;
   constexpr size_t scale_bytes = kScaleBytes<kHalfScales>;
-  const uint8_t* p = m.data + block * m.block_bytes;
-  for (int record = 0; record < units; record += record_units) {
+  const size_t record_bytes = (split ? 4 : 2) * scale_bytes + (size_t)record_units * kUnit * kBlock / (kBits == 4 ? 2 : 1);
+  const uint8_t* p = m.data + block * m.block_bytes + unit_begin / record_units * record_bytes;
+  for (int unit = unit_begin; unit < unit_end; unit += record_units) {
     const F scale = load_scales<kHalfScales>(p, 0), minimum = load_scales<kHalfScales>(p + scale_bytes, 0);
     F scale2 = scale, minimum2 = minimum;
     if (split) {
@@ -92,7 +94,7 @@ void decode_block(const Matrix& m, int block, uint16_t* tile) {
     }
     prefetch_ahead(p, (split ? 4 : 2) * scale_bytes);
     p += (split ? 4 : 2) * scale_bytes;
-    for (int unit = 0; unit < record_units; unit++, tile += kUnit * kBlock) {
+    for (int i = 0; i < record_units; i++, tile += kUnit * kBlock) {
       if constexpr (kBits == 4) {
         prefetch_ahead(p, kSteps / 2 * kStepBytes);
         for (int s = 0; s < kSteps / 2; s++, p += kStepBytes) {
@@ -115,25 +117,34 @@ void decode_block(const Matrix& m, int block, uint16_t* tile) {
   }
 }
 
-// bf16 matrices are made of tiles as they are.
-void load_panel(const Matrix& m, int block_begin, int block_end, uint16_t* panel) {
-  for (int block = block_begin; block < block_end; block++, panel += (size_t)m.padded_in * kBlock) {
+void load_panel(const Matrix& m, const mlx::Slice& slice, uint16_t* panel) {
+  const int units = slice.unit_end - slice.unit_begin;
+  for (int block = slice.block_begin; block < slice.block_end; block++, panel += (size_t)units * kUnit * kBlock) {
     if (m.format == MLX_U4) {
-      m.half_scales ? decode_block<4, true>(m, block, panel) : decode_block<4, false>(m, block, panel);
+      const auto decode = m.half_scales ? decode_block<4, true> : decode_block<4, false>;
+      decode(m, block, slice.unit_begin, slice.unit_end, panel);
     } else if (m.format == MLX_U8) {
-      m.half_scales ? decode_block<8, true>(m, block, panel) : decode_block<8, false>(m, block, panel);
+      const auto decode = m.half_scales ? decode_block<8, true> : decode_block<8, false>;
+      decode(m, block, slice.unit_begin, slice.unit_end, panel);
     }
   }
 }
 
-// Up to two strips of activations x up to two tile columns of weights, `units` tiles deep.
+// Up to two strips of activations x up to two tile columns of weights, `units` tiles deep. Adds to `out` or overwrites it.
 template <bool kTwoStrips, bool kTwoColumns>
-void bf16_tiles(const uint16_t* a, const uint16_t* a2, const uint16_t* b, const uint16_t* b2, int units, float* out,
+void bf16_tiles(const uint16_t* a, const uint16_t* a2, const uint16_t* b, const uint16_t* b2, int units, bool adds, float* out,
                 long out_stride) {
+  float* out2 = out + kStrip * out_stride;
   tile_zero<0>();
-  if (kTwoColumns) tile_zero<1>();
-  if (kTwoStrips) tile_zero<2>();
-  if (kTwoColumns && kTwoStrips) tile_zero<3>();
+  tile_zero<1>();
+  tile_zero<2>();
+  tile_zero<3>();
+  if (adds) {
+    tile_load<0>(out, out_stride * 4);
+    if (kTwoColumns) tile_load<1>(out + kBlock, out_stride * 4);
+    if (kTwoStrips) tile_load<2>(out2, out_stride * 4);
+    if (kTwoColumns && kTwoStrips) tile_load<3>(out2 + kBlock, out_stride * 4);
+  }
   for (int unit = 0; unit < units; unit++) {
     const size_t at = (size_t)unit * kTileElements;
     tile_load<4>(a + at, 64);
@@ -149,7 +160,6 @@ void bf16_tiles(const uint16_t* a, const uint16_t* a2, const uint16_t* b, const 
     }
     if (kTwoColumns && kTwoStrips) tile_dot_bf16<3, 5, 7>();
   }
-  float* out2 = out + kStrip * out_stride;
   tile_store<0>(out, out_stride * 4);
   if (kTwoColumns) tile_store<1>(out + kBlock, out_stride * 4);
   if (kTwoStrips) tile_store<2>(out2, out_stride * 4);
@@ -157,26 +167,29 @@ void bf16_tiles(const uint16_t* a, const uint16_t* a2, const uint16_t* b, const 
 }
 
 inline void bf16_product(bool two_strips, bool two_columns, const uint16_t* a, const uint16_t* a2, const uint16_t* b,
-                         const uint16_t* b2, int units, float* out, long out_stride) {
+                         const uint16_t* b2, int units, bool adds, float* out, long out_stride) {
   const auto kernel = two_strips ? (two_columns ? bf16_tiles<true, true> : bf16_tiles<true, false>)
                                  : (two_columns ? bf16_tiles<false, true> : bf16_tiles<false, false>);
-  kernel(a, a2, b, b2, units, out, out_stride);
+  kernel(a, a2, b, b2, units, adds, out, out_stride);
 }
 
 // Writes whole strips: `out` has room for them.
-void bf16_linear(const Matrix& m, const Operand& x, int row_begin, int row_end, int block_begin, int block_end,
-                 const uint16_t* panel, float* out, long out_stride) {
+void bf16_linear(const Matrix& m, const Operand& x, int row_begin, int row_end, const mlx::Slice& slice, const uint16_t* panel,
+                 float* out, long out_stride) {
   static constexpr TileShapes shapes = bf16_shapes();
   use_shapes(shapes);
-  const int units = m.padded_in / kUnit;
-  const size_t block_size = (size_t)m.padded_in * kBlock;
-  const uint16_t* weights = m.format == MLX_BF16 ? (const uint16_t*)m.data + block_begin * block_size : panel;
+  const int all_units = m.padded_in / kUnit, units = slice.unit_end - slice.unit_begin;
+  const bool stored = m.format == MLX_BF16;  // such matrices are made of tiles as they are
+  const size_t column = (size_t)(stored ? all_units : units) * kTileElements;
+  const uint16_t* weights =
+      stored ? (const uint16_t*)m.data + slice.block_begin * column + (size_t)slice.unit_begin * kTileElements : panel;
   for (int row = row_begin; row < row_end; row += 2 * kStrip) {
-    const uint16_t* a = x.tiles + (size_t)(row / kStrip) * units * kTileElements;
-    for (int block = block_begin; block < block_end; block += 2) {
-      const uint16_t* b = weights + (block - block_begin) * block_size;
-      bf16_product(row + kStrip < row_end, block + 1 < block_end, a, a + (size_t)units * kTileElements, b, b + block_size, units,
-                   out + (row - row_begin) * out_stride + (block - block_begin) * kBlock, out_stride);
+    const uint16_t* a = x.tiles + ((size_t)(row / kStrip) * all_units + slice.unit_begin) * kTileElements;
+    for (int block = slice.block_begin; block < slice.block_end; block += 2) {
+      const uint16_t* b = weights + (block - slice.block_begin) * column;
+      bf16_product(row + kStrip < row_end, block + 1 < slice.block_end, a, a + (size_t)all_units * kTileElements, b, b + column,
+                   units, slice.unit_begin > 0, out + (row - row_begin) * out_stride + (block - slice.block_begin) * kBlock,
+                   out_stride);
     }
   }
 }
@@ -191,10 +204,10 @@ int amx_operand_form(const Matrix& m, int rows) {
   return operand_form(m, rows);
 }
 
-void amx_linear(const Matrix& m, int form, const Operand& x, int row_begin, int row_end, int block_begin, int block_end,
+void amx_linear(const Matrix& m, int form, const Operand& x, int row_begin, int row_end, const mlx::Slice& slice,
                 const uint16_t* panel, float* out, long out_stride) {
-  const auto kernel = form & mlx::kFormTiles ? bf16_linear : linear;
-  kernel(m, x, row_begin, row_end, block_begin, block_end, panel, out, out_stride);
+  if (form & mlx::kFormTiles) return bf16_linear(m, x, row_begin, row_end, slice, panel, out, out_stride);
+  linear_without_tiles(m, form, x, row_begin, row_end, slice, panel, out, out_stride);
 }
 
 // Idle tiles keep their power and would be saved at every switch of threads.

@@ -70,7 +70,7 @@ struct TileAttention {
       const uint16_t* first = (const uint16_t*)key_record(task, block);
       const uint16_t* second = two ? (const uint16_t*)key_record(task, block + 1) : first;
       bf16_product(strips > 1, two, queries, queries + (size_t)units * kTileElements, first, second, units,
-                   scores + (block - block_begin) * kTokens, kChunk);
+                   false, scores + (block - block_begin) * kTokens, kChunk);
     }
   }
 

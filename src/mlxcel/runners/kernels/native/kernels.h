@@ -8,12 +8,12 @@
 
 namespace {
 
-void no_panel(const mlx::Matrix&, int, int, uint16_t*) {}
+void no_panel(const mlx::Matrix&, const mlx::Slice&, uint16_t*) {}
 void nothing() {}
 
-void linear_of_any_form(const Matrix& m, int, const Operand& x, int row_begin, int row_end, int block_begin, int block_end,
-                        const uint16_t* panel, float* out, long out_stride) {
-  linear(m, x, row_begin, row_end, block_begin, block_end, panel, out, out_stride);
+void linear_without_tiles(const Matrix& m, int, const Operand& x, int row_begin, int row_end, const mlx::Slice& slice,
+                          const uint16_t*, float* out, long out_stride) {
+  linear(m, x, row_begin, row_end, slice.block_begin, slice.block_end, out, out_stride);
 }
 
 constexpr mlx::Kernels base_kernels() {
@@ -21,7 +21,7 @@ constexpr mlx::Kernels base_kernels() {
   table.operand_form = operand_form;
   table.prepare = prepare;
   table.load_panel = no_panel;
-  table.linear = linear_of_any_form;
+  table.linear = linear_without_tiles;
   table.add = add_rows;
   table.gate = gate;
   table.embed = embed;

@@ -36,6 +36,12 @@ struct Matrix {
   const float* bias;  // [blocks * 16] or nullptr
 };
 
+// Part of a matrix: outputs in blocks, inputs in units of 32.
+struct Slice {
+  int block_begin, block_end;
+  int unit_begin, unit_end;
+};
+
 // The forms of an activation matrix that kernels read.
 enum Form : int {
   kFormInt8 = 1,   // codes, scales, sums
@@ -110,11 +116,12 @@ struct Kernels {
   // One row of an operand: RMS norm when `norm` is given, then every form in `forms`. `scratch`: operand.width floats.
   void (*prepare)(const float* row, int width, const float* norm, float eps, int forms, const Operand& operand, int index,
                   float* scratch);
-  // Converts blocks to bf16 tiles for rows that read tiles; [blocks][in / 32][16][32] at `panel`.
-  void (*load_panel)(const Matrix& matrix, int block_begin, int block_end, uint16_t* panel);
-  // out[row - row_begin][16 * (block - block_begin) + lane], without bias; up to kTileRows rows from a multiple of it, and
-  // `out` has room for kTileRows rows. `form` is what operand_form returned.
-  void (*linear)(const Matrix& matrix, int form, const Operand& x, int row_begin, int row_end, int block_begin, int block_end,
+  // Decodes a slice of weights to bf16 tiles, [blocks][units][16][32] at `panel`. Matrices stored in bf16 need no panel.
+  void (*load_panel)(const Matrix& matrix, const Slice& slice, uint16_t* panel);
+  // out[row - row_begin][16 * (block - slice.block_begin) + lane], without bias, for up to kTileRows rows from a multiple of
+  // that; `out` has room for kTileRows rows. `form` is what operand_form returned. A slice that does not start with the
+  // first unit adds to `out`; only tiles take slices of inputs.
+  void (*linear)(const Matrix& matrix, int form, const Operand& x, int row_begin, int row_end, const Slice& slice,
                  const uint16_t* panel, float* out, long out_stride);
   // x += factor * (y + bias)
   void (*add)(float* x, long x_stride, const float* y, long y_stride, int rows, int columns, const float* bias, float factor);

@@ -204,8 +204,8 @@ int operand_form(const Matrix& m, int) {
   return m.group < kUnit ? mlx::kFormInt8 | mlx::kFormHalves : mlx::kFormInt8;
 }
 
-void linear(const Matrix& m, const Operand& x, int row_begin, int row_end, int block_begin, int block_end, const uint16_t*,
-            float* out, long out_stride) {
+void linear(const Matrix& m, const Operand& x, int row_begin, int row_end, int block_begin, int block_end, float* out,
+            long out_stride) {
   const auto run = [&](auto kernel) { kernel(m, x, row_begin, row_end, block_begin, block_end, out, out_stride); };
   const bool split = m.group < kUnit;
   switch (m.format) {

@@ -7,6 +7,7 @@
 
 #include "layout.h"
 #include "memory.h"
+#include "product.h"
 #include "team.h"
 
 namespace mlx {
@@ -39,9 +40,8 @@ struct Member {
   OperandBuffer operand;   // of steps with few rows, which every member prepares for itself
   Buffer<float> scratch;   // one row
   Buffer<float> merged;    // one row of attention results
-  Buffer<float> tile;      // kTileRows rows of a task's outputs
   Buffer<float> attention;
-  Buffer<uint16_t> panels[2];
+  ProductMemory product;
 };
 
 struct Model {

@@ -38,7 +38,6 @@ Step::Step(Model& model, const mlx_batch& batch, float* logits)
 
 void Step::run(int member) {
   Member& me = model_.members[member];
-  me.tile.reserve((size_t)kTileRows * kMaxTaskBlocks * kBlock * 2 + (size_t)kTileRows * config_.head_dim);
   me.attention.reserve(attend_scratch_floats());
   me.scratch.reserve(widest_ + kUnit);
   me.merged.reserve((size_t)config_.heads * config_.head_dim);
@@ -99,19 +98,6 @@ Operand Step::operand(std::initializer_list<const Matrix*> matrices, int rows, c
   return operand;
 }
 
-const uint16_t* Step::panel(const Matrix& matrix, int rows, int block_begin, int block_end, Member& me, int which) const {
-  if (!(kernels_.operand_form(matrix, rows) & kFormTiles)) return nullptr;
-  uint16_t* memory = me.panels[which].reserve((size_t)(block_end - block_begin) * kBlock * matrix.padded_in);
-  kernels_.load_panel(matrix, block_begin, block_end, memory);
-  return memory;
-}
-
-void Step::multiply(const Matrix& matrix, const Operand& x, int row_count, int row_begin, int rows, int block_begin,
-                    int block_end, const uint16_t* panel, float* out, long stride) const {
-  kernels_.linear(matrix, kernels_.operand_form(matrix, row_count), x, row_begin, row_begin + rows, block_begin, block_end,
-                  panel, out, stride);
-}
-
 int Step::task_blocks(const Matrix& matrix, int rows) const {
   const bool tiles = kernels_.operand_form(matrix, rows) & kFormTiles;
   const int even = matrix.blocks / (model_.team.members() * (tiles ? kTileTasksPerMember : kTasksPerMember));
@@ -120,23 +106,16 @@ int Step::task_blocks(const Matrix& matrix, int rows) const {
 
 void Step::attention_inputs(const Layer& layer, const Operand& x, Member& me) {
   const int heads = config_.heads, kv_heads = config_.kv_heads, blocks = config_.head_dim / kBlock, rows = batch_.tokens;
-  float* tile = me.tile.get();
   for (int task; (task = claim(me, heads + 2 * kv_heads)) >= 0;) {
     const int slot = task < heads ? MLX_Q : task < heads + kv_heads ? MLX_K : MLX_V;
     const int head = slot == MLX_Q ? task : (task - heads) % kv_heads;
-    const Matrix& matrix = layer.matrices[slot];
-    const int begin = head * blocks, end = begin + blocks;
-    const uint16_t* tiles = panel(matrix, rows, begin, end, me);
-    for (int row = 0; row < rows; row += kTileRows) {
-      const int count = std::min(kTileRows, rows - row);
-      multiply(matrix, x, rows, row, count, begin, end, tiles, tile, config_.head_dim);
-      finish_heads(layer, slot, head, row, count, tile, config_.head_dim);
-    }
+    multiply(kernels_, {&layer.matrices[slot]}, x, rows, head * blocks, (head + 1) * blocks, me.product,
+             [&](int row, int count, float* const* sums, int) { finish_heads(layer, slot, head, row, count, sums[0]); });
   }
   model_.team.barrier();
 }
 
-void Step::finish_heads(const Layer& layer, int slot, int head, int row_begin, int rows, float* tile, long stride) {
+void Step::finish_heads(const Layer& layer, int slot, int head, int row_begin, int rows, float* heads) {
   const Matrix& matrix = layer.matrices[slot];
   HeadTask task = {};
   task.head_dim = config_.head_dim;
@@ -145,22 +124,22 @@ void Step::finish_heads(const Layer& layer, int slot, int head, int row_begin, i
   if (slot != MLX_V) task.norm = layer.vectors[slot == MLX_Q ? MLX_Q_NORM : MLX_K_NORM];
   const bool rotates = layer.rotates && slot != MLX_V;
   task.rotary_half = batch_.rotary_half;
-  for (int i = 0; i < rows; i++, tile += stride) {
+  for (int i = 0; i < rows; i++, heads += config_.head_dim) {
     const int token = row_begin + i, position = batch_.positions[token];
     if (rotates) {
       task.cosines = batch_.cosines + (size_t)position * batch_.rotary_half;
       task.sines = batch_.sines + (size_t)position * batch_.rotary_half;
     }
     if (slot == MLX_Q) {
-      kernels_.query_head(task, tile, config_.attention_scale, queries_ + ((size_t)token * config_.heads + head) * config_.head_dim);
+      kernels_.query_head(task, heads, config_.attention_scale, queries_ + ((size_t)token * config_.heads + head) * config_.head_dim);
       continue;
     }
     const int block = batch_.block_tables[(size_t)plan_.row_of(token) * batch_.max_blocks + position / kTokens];
     uint8_t* records = layer.kv.base + block * layer.kv.block_stride;
     if (slot == MLX_K) {
-      kernels_.key_head(task, tile, records + head * layer.kv.key_record, layer.kv.k_type, position % kTokens);
+      kernels_.key_head(task, heads, records + head * layer.kv.key_record, layer.kv.k_type, position % kTokens);
     } else {
-      kernels_.value_head(task, tile, records + layer.kv.values + head * layer.kv.value_record, layer.kv.v_type,
+      kernels_.value_head(task, heads, records + layer.kv.values + head * layer.kv.value_record, layer.kv.v_type,
                           position % kTokens);
     }
   }
@@ -225,60 +204,47 @@ void Step::keep_outputs(Member& me) {
 }
 
 void Step::add(const Matrix& matrix, const Operand& x, float* hidden, int rows, Member& me) {
-  const int blocks = task_blocks(matrix, rows), stride = blocks * kBlock;
-  float* tile = me.tile.get();
+  const int blocks = task_blocks(matrix, rows);
   for (int task; (task = claim(me, (matrix.blocks + blocks - 1) / blocks)) >= 0;) {
     const int begin = task * blocks, end = std::min(begin + blocks, matrix.blocks), column = begin * kBlock;
-    const uint16_t* tiles = panel(matrix, rows, begin, end, me);
-    for (int row = 0; row < rows; row += kTileRows) {
-      const int count = std::min(kTileRows, rows - row);
-      multiply(matrix, x, rows, row, count, begin, end, tiles, tile, stride);
-      kernels_.add(hidden + (size_t)row * config_.hidden + column, config_.hidden, tile, stride, count,
-                   std::min(end * kBlock, matrix.out) - column, matrix.bias ? matrix.bias + column : nullptr,
+    const int columns = std::min(end * kBlock, matrix.out) - column;
+    const float* bias = matrix.bias ? matrix.bias + column : nullptr;
+    multiply(kernels_, {&matrix}, x, rows, begin, end, me.product, [&](int row, int count, float* const* sums, int stride) {
+      kernels_.add(hidden + (size_t)row * config_.hidden + column, config_.hidden, sums[0], stride, count, columns, bias,
                    config_.residual_multiplier);
-    }
+    });
   }
   model_.team.barrier();
 }
 
 void Step::gate(const Layer& layer, const Operand& x, int rows, Member& me) {
   const Matrix &gate = layer.matrices[MLX_GATE], &up = layer.matrices[MLX_UP];
-  const int blocks = task_blocks(gate, rows), stride = blocks * kBlock;
-  float* gate_tile = me.tile.get();
-  float* up_tile = gate_tile + (size_t)kTileRows * stride;
+  const int blocks = task_blocks(gate, rows);
   for (int task; (task = claim(me, (gate.blocks + blocks - 1) / blocks)) >= 0;) {
     const int begin = task * blocks, end = std::min(begin + blocks, gate.blocks), column = begin * kBlock;
-    const uint16_t* gate_tiles = panel(gate, rows, begin, end, me);
-    const uint16_t* up_tiles = panel(up, rows, begin, end, me, 1);
-    for (int row = 0; row < rows; row += kTileRows) {
-      const int count = std::min(kTileRows, rows - row);
-      multiply(gate, x, rows, row, count, begin, end, gate_tiles, gate_tile, stride);
-      multiply(up, x, rows, row, count, begin, end, up_tiles, up_tile, stride);
-      kernels_.gate(config_.activation, gate_tile, up_tile, stride, count, (end - begin) * kBlock,
-                    gate.bias ? gate.bias + column : nullptr, up.bias ? up.bias + column : nullptr,
+    const float* gate_bias = gate.bias ? gate.bias + column : nullptr;
+    const float* up_bias = up.bias ? up.bias + column : nullptr;
+    multiply(kernels_, {&gate, &up}, x, rows, begin, end, me.product, [&](int row, int count, float* const* sums, int stride) {
+      kernels_.gate(config_.activation, sums[0], sums[1], stride, count, stride, gate_bias, up_bias,
                     activated_ + row * activated_stride_ + column, activated_stride_);
-    }
+    });
   }
   model_.team.barrier();
 }
 
 void Step::project_logits(const Operand& x, Member& me) {
   const Matrix& matrix = model_.head;
-  const int rows = batch_.outputs, blocks = task_blocks(matrix, rows), stride = blocks * kBlock;
-  float* tile = me.tile.get();
+  const int rows = batch_.outputs, blocks = task_blocks(matrix, rows);
   for (int task; (task = claim(me, (matrix.blocks + blocks - 1) / blocks)) >= 0;) {
     const int begin = task * blocks, end = std::min(begin + blocks, matrix.blocks), column = begin * kBlock;
     const int columns = std::min(end * kBlock, matrix.out) - column;
-    const uint16_t* tiles = panel(matrix, rows, begin, end, me);
-    for (int row = 0; row < rows; row += kTileRows) {
-      const int count = std::min(kTileRows, rows - row);
-      multiply(matrix, x, rows, row, count, begin, end, tiles, tile, stride);
+    multiply(kernels_, {&matrix}, x, rows, begin, end, me.product, [&](int row, int count, float* const* sums, int stride) {
       for (int i = 0; i < count; i++) {
-        const float* source = tile + (size_t)i * stride;
+        const float* source = sums[0] + (size_t)i * stride;
         float* target = logits_ + (size_t)(row + i) * config_.vocab + column;
         for (int c = 0; c < columns; c++) target[c] = source[c] * config_.logit_multiplier;
       }
-    }
+    });
   }
   model_.team.barrier();
 }

@@ -51,7 +51,7 @@ class Step {
  private:
   void embed(Member& me);
   void attention_inputs(const Layer& layer, const Operand& x, Member& me);
-  void finish_heads(const Layer& layer, int slot, int head, int row_begin, int rows, float* tile, long stride);
+  void finish_heads(const Layer& layer, int slot, int head, int row_begin, int rows, float* heads);
   void attend(const Layer& layer, bool only_outputs, Member& me);
   const float* attended_row(int token, Member& me) const;
   void keep_outputs(Member& me);
@@ -62,10 +62,6 @@ class Step {
   // Prepares what `matrices` read from `rows` rows.
   template <class RowAt>
   Operand operand(std::initializer_list<const Matrix*> matrices, int rows, const float* norm, Member& me, RowAt row_at);
-  void multiply(const Matrix& matrix, const Operand& x, int row_count, int row_begin, int rows, int block_begin, int block_end,
-                const uint16_t* panel, float* out, long stride) const;
-  // Loads a panel when the rows of this product read one.
-  const uint16_t* panel(const Matrix& matrix, int rows, int block_begin, int block_end, Member& me, int which = 0) const;
   int task_blocks(const Matrix& matrix, int rows) const;
   int claim(const Member& me, int tasks) const { return model_.team.claim(me.index, tasks); }
 
