@@ -200,7 +200,11 @@ def _absent(models: Models) -> Absent:
 
 def _served_model(config: ServerConfig, source: Source) -> ServedModel:
     context_tokens = slot_context_tokens(config, source.window_tokens)
-    engine = EngineClient(source.build, engine_config(config, slot_count(config), context_tokens))
+    engine = EngineClient(
+        source.build,
+        engine_config(config, slot_count(config), context_tokens),
+        load_draft=source.draft.build if source.draft is not None else None,
+    )
     tokenizer, options = source.tokenizer, config.template
     template = template_text(config) or tokenizer.chat_template or ""
     chat_template = ChatTemplate.from_tokenizer(tokenizer, template or None)
@@ -237,6 +241,7 @@ def _served_model(config: ServerConfig, source: Source) -> ServedModel:
         ),
         aliases=source.aliases,
         meta=source.meta,
+        drafter=source.draft.name if source.draft is not None else None,
     )
 
 

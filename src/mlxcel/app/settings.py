@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxcel.app.constraints import server_constraint
 from mlxcel.config.server import ServerConfig
+from mlxcel.config.speculative import SpeculativeConfig
 from mlxcel.core.errors import StartupError
 from mlxcel.core.jobs import GenerationOptions
 from mlxcel.core.sampling import SamplingParams
@@ -52,6 +53,35 @@ def slot_context_tokens(config: ServerConfig, window_tokens: int) -> int:
     return min(share, window_tokens)
 
 
+def uses_draft_model(config: SpeculativeConfig) -> bool:
+    """Whether the draft model is to be loaded.
+
+    Raises:
+        StartupError: one is asked for and none is named, or two drafters are asked for.
+    """
+    if config.spec_type == "draft-model" and not config.draft_model:
+        raise StartupError("--spec-type draft-model: name the model with --draft-model")
+    chosen = bool(config.draft_model) and config.spec_type in ("auto", "draft-model")
+    if chosen and config.prompt_lookup == "on":
+        raise StartupError("--draft-model and --prompt-lookup on exclude each other; leave one out")
+    return chosen
+
+
+def prompt_lookup(config: SpeculativeConfig) -> bool | None:
+    """Whether to use prompt lookup; None where it is exact."""
+    if config.spec_type == "prompt-lookup":
+        return True
+    if config.spec_type != "auto":
+        return False
+    return {"auto": None, "on": True, "off": False}[config.prompt_lookup]
+
+
+def draft_tokens(config: SpeculativeConfig) -> int:
+    """Most tokens of one proposal; 0 leaves it to the drafter."""
+    limits = (config.draft_max, config.draft_block_size - 1)
+    return min((limit for limit in limits if limit > 0), default=0)
+
+
 def engine_config(config: ServerConfig, slots: int, context_tokens: int) -> EngineConfig:
     """Options of the engine."""
     scheduling, cache = config.scheduling, config.prompt_cache
@@ -71,6 +101,8 @@ def engine_config(config: ServerConfig, slots: int, context_tokens: int) -> Engi
         decode_timeout_s=scheduling.decode_timeout_s or 300.0,
         context_shift=scheduling.context_shift,
         request_memory_budget_bytes=scheduling.request_memory_budget_bytes or None,
+        prompt_lookup=prompt_lookup(config.speculative),
+        draft_tokens=draft_tokens(config.speculative),
         sleep_idle_s=scheduling.sleep_idle_s if scheduling.sleep_idle_s >= 0 else None,
         cache=CacheSettings(
             enabled=cache.enabled,

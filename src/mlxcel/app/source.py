@@ -11,13 +11,22 @@ from mlxcel.config.server import ServerConfig
 from mlxcel.core.errors import StartupError
 from mlxcel.core.ports import ModelRunner
 from mlxcel.text.tokenizer import Tokenizer, load_tokenizer
+from mlxcel.text.vocabulary import first_difference
 
 if TYPE_CHECKING:
     from mlxcel.runners.generate.options import RunnerOptions
     from mlxcel.runners.weights import Checkpoint
 
 from mlxcel.app.memory import check_memory, with_kv_budget
-from mlxcel.app.settings import runner_options
+from mlxcel.app.settings import runner_options, uses_draft_model
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft model; ``build`` is called on the owner thread."""
+
+    name: str
+    build: Callable[[], ModelRunner]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,6 +40,7 @@ class Source:
     window_tokens: int
     generation_config: dict[str, Any]
     build: Callable[[], ModelRunner]
+    draft: Draft | None = None
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -49,15 +59,38 @@ def open_source(config: ServerConfig) -> Source:
     name = names[0] if names else _display_name(wanted, path)
     options = with_kv_budget(config.memory, checkpoint, runner_options(config, name))
     check_memory(config.memory, checkpoint, options)
+    tokenizer = load_tokenizer(path)
     return Source(
         name=name,
         aliases=names or (name,),
-        tokenizer=load_tokenizer(path),
+        tokenizer=tokenizer,
         model_type=str(checkpoint.config.get("model_type", "")),
         window_tokens=model_window_tokens(checkpoint, options),
         generation_config=checkpoint.generation_config,
         build=lambda: _build(checkpoint, options),
+        draft=_open_draft(config, tokenizer),
     )
+
+
+def _open_draft(config: ServerConfig, tokenizer: Tokenizer) -> Draft | None:
+    """The draft model that the options name.
+
+    Raises:
+        StartupError: it cannot be had, or its tokens are not those of the served model.
+    """
+    from mlxcel.runners.generate.options import RopeOverrides
+    from mlxcel.runners.weights import open_checkpoint
+
+    if not uses_draft_model(config.speculative):
+        return None
+    wanted = config.speculative.draft_model
+    path = find_model(dataclasses.replace(config, model=dataclasses.replace(config.model, hf_repo="", model=wanted)))
+    checkpoint, name = open_checkpoint(path), _display_name(wanted, path)
+    difference = first_difference(tokenizer, load_tokenizer(path))
+    if difference is not None:
+        raise StartupError(f"--draft-model {wanted}: its vocabulary is not the served model's ({difference})")
+    options = dataclasses.replace(runner_options(config, name), context_tokens=0, rope=RopeOverrides())
+    return Draft(name, lambda: _build(checkpoint, options))
 
 
 def find_model(config: ServerConfig) -> Path:

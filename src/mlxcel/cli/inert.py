@@ -50,7 +50,6 @@ def _harmless(*flags: str) -> Inert:
 
 
 _NO_CONTROL_VECTORS = "control vectors are not supported; --lora changes a model"
-_NO_DRAFT_MODEL = "draft models are not supported"
 _NO_MEDIA_FILE = "media parts of a model belong into its checkpoint folder"
 _NO_TOOLS = "tools are the client's matter"
 
@@ -81,7 +80,6 @@ TABLE: tuple[Inert, ...] = (
     _value("--control-vector", inert=_NOTHING, instead=_NO_CONTROL_VECTORS),
     _value("--control-vector-scaled", inert=_NOTHING, instead=_NO_CONTROL_VECTORS),
     _value("--control-vector-layer-range", inert=_NOTHING, instead=_NO_CONTROL_VECTORS),
-    _value("-md", "--model-draft", inert=_NOTHING, instead=_NO_DRAFT_MODEL),
     _value("--path", inert=frozenset({""}), instead="serve files with a web server before this one"),
     _value("--log-prompts-dir", inert=_NOTHING, instead="prompts are not written anywhere; -v logs requests"),
     _value("--apc-block-size", inert=frozenset({"16"}), instead="cached prefixes are kept in blocks of 16 tokens"),

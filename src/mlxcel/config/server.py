@@ -14,6 +14,7 @@ from mlxcel.config.option import option, parse_int, switch
 from mlxcel.config.rope import RopeConfig
 from mlxcel.config.sampling import SamplingConfig
 from mlxcel.config.scheduling import PromptCacheConfig, SchedulingConfig
+from mlxcel.config.speculative import SpeculativeConfig
 from mlxcel.config.stores import StoresConfig
 
 
@@ -58,6 +59,7 @@ class ServerConfig:
     rope: RopeConfig = field(default_factory=RopeConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     constraints: ConstraintConfig = field(default_factory=ConstraintConfig)
     prompt_cache: PromptCacheConfig = field(default_factory=PromptCacheConfig)

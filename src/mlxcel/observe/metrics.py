@@ -42,6 +42,8 @@ class Gauges:
     prompt_cache_lookups: int = 0
     prompt_cache_bytes: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Metrics:
@@ -123,6 +125,8 @@ _DOCUMENTED: tuple[tuple[str, str, str, str], ...] = (  # name, type, help, sour
     ("mlxcel_prompt_cache_lookups_total", "counter", "Prompt-cache lookups", "prompt_cache_lookups"),
     ("mlxcel_prompt_cache_bytes", "gauge", "Bytes held by the prompt cache", "prompt_cache_bytes"),
     ("mlxcel_preemptions_total", "counter", "Sequences that had to give up their slot", "preemptions"),
+    ("mlxcel_draft_tokens_total", "counter", "Tokens proposed by speculative decoding", "drafted_tokens"),
+    ("mlxcel_draft_tokens_accepted_total", "counter", "Of these, the ones that were right", "accepted_tokens"),
 )
 
 

@@ -61,6 +61,7 @@ class ServedModel:
         tool_format: how the model writes calls; None when its template knows no tools.
         reasoning: its thinking delimiters; None when it does not think.
         meta: facts for the model list (parameter count, vocabulary, trained window).
+        drafter: name of its draft model.
     """
 
     name: str
@@ -74,6 +75,7 @@ class ServedModel:
     policy: ChatPolicy = field(default_factory=ChatPolicy)
     aliases: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
+    drafter: str | None = None
 
     @cached_property
     def delimiter_ids(self) -> frozenset[int]:

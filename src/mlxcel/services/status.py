@@ -91,6 +91,15 @@ class StatusService:
             self.model.template.supports_tools,
         )
 
+    def engine_stats(self) -> EngineStats | None:
+        """Counters of the generating model's engine; None while it loads, or without one."""
+        if self.served is None:
+            return None
+        try:
+            return self.served.client.stats()
+        except ModelLoading:
+            return None
+
     def gauges(self) -> Gauges:
         """The engine's figures for a scrape; zeros while the model loads, or without one."""
         if self.served is None:
@@ -113,6 +122,8 @@ class StatusService:
             prompt_cache_lookups=cache["lookups"],
             prompt_cache_bytes=cache["bytes"],
             preemptions=stats.preemptions,
+            drafted_tokens=stats.drafted_tokens,
+            accepted_tokens=stats.accepted_tokens,
         )
 
     @property

@@ -13,6 +13,7 @@ from mlxcel.http.responses import JsonResponse
 from mlxcel.http.route import Route
 from mlxcel.observe.metrics import CONTENT_TYPE
 from mlxcel.services.model import ServedModel
+from mlxcel.wire.draft_policy import render_draft_policy
 from mlxcel.wire.llama_server.props import render_capabilities, render_props, render_slots
 
 
@@ -65,6 +66,14 @@ async def slots(call: Call) -> Response:
     return JsonResponse(render_slots(call.rooms.status.slots(), model.name, model.context_tokens))
 
 
+async def draft_policy(call: Call) -> Response:
+    """Whether a draft model runs, and whether it pays."""
+    status = call.rooms.status
+    model = status.served
+    target, drafter = (None, None) if model is None else (model.name, model.drafter)
+    return JsonResponse(render_draft_policy(target, drafter, status.engine_stats()))
+
+
 async def disabled(call: Call) -> Response:
     """Routes that llama-server has and this server does not offer."""
     raise FeatureDisabled("this feature is disabled")
@@ -81,6 +90,7 @@ ROUTES = (
     Route("GET", "/props", props, "Default settings and facts about the model", statuses=(503,), tag="llama-server"),
     Route("POST", "/props", set_props, "No-op for llama-server's clients", statuses=(413, 415, 501), tag="llama-server"),
     Route("GET", "/slots", slots, "State of every slot", statuses=(501, 503), tag="llama-server"),
+    Route("GET", "/v1/internal/mtp-policy", draft_policy, "Whether a draft model runs, and whether it pays"),
     Route("GET", "/metrics", metrics, "Prometheus metrics", statuses=(404,), media_type="text/plain"),
     *(
         Route(method, path, disabled, "Not offered; answers 403", successes=(), tag="llama-server")
