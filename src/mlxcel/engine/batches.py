@@ -89,6 +89,7 @@ class BatchClient(Generic[Result]):
         self.state = BatchState.LOADING
         self._load = load
         self._requests: deque[_Request[Result]] = deque()
+        self._again: deque[_Batch[Result]] = deque()  # one request each, from batches that failed
         self._running = 0
         self._owner = ThreadPoolExecutor(1, thread_name_prefix=f"mlxcel-{name}")
         self._runner: RowRunner[Result] | None = None  # owner thread
@@ -110,9 +111,10 @@ class BatchClient(Generic[Result]):
     async def close(self) -> None:
         """Fail what waits, let the running batch end, and free the model."""
         self.state = BatchState.CLOSED
-        for request in self._requests:
+        for request in [*self._requests, *(batch[0][0] for batch in self._again)]:
             request.fail(_stopped())
         self._requests.clear()
+        self._again.clear()
         self._owner.submit(self._free)
         await asyncio.to_thread(self._owner.shutdown, wait=True)
 
@@ -154,7 +156,7 @@ class BatchClient(Generic[Result]):
     def _fill(self) -> None:
         """Hand batches to the owner thread for as long as it has room."""
         while self._running < _BATCHES_AHEAD and self.state is BatchState.READY:
-            batch = self._next_batch()
+            batch = self._again.popleft() if self._again else self._next_batch()
             if not batch:
                 return
             self._running += 1
@@ -186,14 +188,17 @@ class BatchClient(Generic[Result]):
             error: BaseException | None = _stopped()
         else:
             error = computed.exception()
-        if error is not None:
-            failure = error if isinstance(error, MlxcelError) else GenerationFailed("the model failed on this input")
-            for request in dict.fromkeys(entry[0] for entry in batch):
-                request.waiting.clear()
-                request.fail(failure)
-        else:
+        requests = list(dict.fromkeys(entry[0] for entry in batch))
+        if error is None:
             for (request, index, _), result in zip(batch, computed.result(), strict=True):
                 request.settle(index, result)
+        elif len(requests) > 1 and self.state is BatchState.READY:  # neighbours must not suffer from the one at fault
+            self._again.extend([entry for entry in batch if entry[0] is request] for request in requests)
+        else:
+            failure = error if isinstance(error, MlxcelError) else GenerationFailed("the model failed on this input")
+            requests[0].waiting.clear()
+            for request in requests:
+                request.fail(failure)
         self._fill()
 
     def _loaded(self, ready: asyncio.Future[None]) -> None:

@@ -111,10 +111,10 @@ class ConversationRenderer:
         model, policy = self._model, self._model.policy
         stops = StopMatcher(job.options.stop) if job.options.stop else None
         if policy.skip_parsing:
-            return OutputParser(Detokenizer(model.tokenizer, continues_text=True), stops)
+            return OutputParser(Detokenizer(model.tokenizer, skip_special=False, continues_text=True), stops)
         markers, fmt = model.reasoning, model.tool_format
         calls = None
-        if fmt is not None and (conversation.tools or fmt.owns_output):
+        if fmt is not None and (conversation.tools or fmt.owns_output or fmt.frames):
             calls = ToolStream(fmt, conversation.tools, parallel=job.parallel_tool_calls)
         splitter = None
         if markers is not None and (fmt is None or not fmt.owns_output):

@@ -19,14 +19,14 @@ def finish(vector: Vector, *, dimensions: int | None, norm: int) -> Vector:
     """Cut each row to its first components, then scale it; rows of zeros stay zeros.
 
     Raises:
-        GenerationFailed: a component is not finite after scaling.
+        GenerationFailed: a component is not finite.
     """
     rows: Floats = np.frombuffer(vector.data, dtype="<f4").reshape(vector.shape)
     if dimensions is not None:
         rows = rows[..., :dimensions]
-    scaled = scale(rows, norm)
+    scaled = scale(rows, norm) if np.isfinite(rows).all() else rows
     if not np.isfinite(scaled).all():
-        raise GenerationFailed("the scaled vector is not finite")
+        raise GenerationFailed("the model computed a vector that is not finite")
     return Vector(np.ascontiguousarray(scaled, dtype="<f4").tobytes(), scaled.shape)
 
 

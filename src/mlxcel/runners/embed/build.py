@@ -12,11 +12,12 @@ from transformers import AutoModel
 
 from mlxcel.core.errors import StartupError
 from mlxcel.core.vectors import EmbedderInfo, Pooling
-from mlxcel.runners.embed.detect import BIDIRECTIONAL, ENCODERS, Embedder
+from mlxcel.runners.embed.detect import BIDIRECTIONAL, SIGLIP_TEXT, Embedder
 from mlxcel.runners.embed.encoder import Encoder, load_dense
 from mlxcel.runners.embed.layout import Layout, first_position, read_layout
 from mlxcel.runners.embed.loading import load_tokenizer_backend, load_transformer
 from mlxcel.runners.embed.packed import PackedTrunk
+from mlxcel.runners.embed.siglip import SiglipEncoder, load_siglip, siglip_info
 from mlxcel.runners.hub.folder import read_json
 
 _L2 = 2
@@ -40,7 +41,7 @@ class OpenedEmbedder:
     info: EmbedderInfo
     tokenizer: tokenizers.Tokenizer
     lower_case: bool
-    load: Callable[[], Encoder]
+    load: Callable[[], Encoder | SiglipEncoder]
 
 
 def open_embedder(folder: Path, found: Embedder, choices: EmbedderChoices | None = None) -> OpenedEmbedder:
@@ -54,28 +55,33 @@ def open_embedder(folder: Path, found: Embedder, choices: EmbedderChoices | None
     config = read_json(folder / "config.json")
     tokenizer = load_tokenizer_backend(folder)
     own_norm = _L2 if config.get("normalize", True) else -1
-    info = EmbedderInfo(
-        family=found.family,
-        dimensions=layout.dense[-1].out_features if layout.dense else int(config["hidden_size"]),
-        max_tokens=layout.max_tokens,
-        vocab_size=int(config.get("vocab_size") or tokenizer.get_vocab_size()),
-        pooling=layout.pooling,
-        norm=own_norm if choices.norm is None else choices.norm,
-    )
+    norm = own_norm if choices.norm is None else choices.norm
+    if found.family in SIGLIP_TEXT:
+        info = siglip_info(folder, max_tokens=layout.max_tokens, norm=norm)
+    else:
+        info = EmbedderInfo(
+            family=found.family,
+            dimensions=layout.dense[-1].out_features if layout.dense else int(config["hidden_size"]),
+            max_tokens=layout.max_tokens,
+            vocab_size=int(config.get("vocab_size") or tokenizer.get_vocab_size()),
+            pooling=layout.pooling,
+            norm=norm,
+        )
     return OpenedEmbedder(info, tokenizer, layout.lower_case, lambda: _load(folder, found, layout, choices))
 
 
-def _load(folder: Path, found: Embedder, layout: Layout, choices: EmbedderChoices) -> Encoder:
+def _load(folder: Path, found: Embedder, layout: Layout, choices: EmbedderChoices) -> Encoder | SiglipEncoder:
     if choices.threads:
         torch.set_num_threads(choices.threads)
     device = choices.device or torch.device("cpu")
+    if found.family in SIGLIP_TEXT:
+        return load_siglip(folder, device)
     model = load_transformer(folder, AutoModel, device=device, dtype=torch.float32, unused=("pooler.",))
     try:
         trunk = PackedTrunk(
             model,
             bidirectional=found.family in BIDIRECTIONAL,
             first_position=first_position(found.family, read_json(folder / "config.json")),
-            typed=found.family in ENCODERS and found.family != "modernbert",
         )
     except ValueError as error:
         raise StartupError(f"model type {found.family!r} cannot be served: {error}") from None

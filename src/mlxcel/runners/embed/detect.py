@@ -14,6 +14,7 @@ from mlxcel.runners.hub.folder import read_json
 
 ENCODERS = ("bert", "xlm-roberta", "modernbert")
 _CLASSIFIERS = (*ENCODERS, "xlm_roberta")
+SIGLIP_TEXT = ("siglip", "siglip_text_model")
 _ALWAYS = (*ENCODERS, "siglip")
 _ARCHITECTURES = (
     "BertModel",
@@ -22,10 +23,11 @@ _ARCHITECTURES = (
     "SiglipModel",
     "SiglipTextModel",
     "LlamaBidirectionalModel",
+    "Lfm2BidirectionalModel",
 )
 # Families that an Embedder may belong to, and those that look both ways although their own mask is causal.
-FAMILIES = (*_ALWAYS, "siglip_text_model", "gemma3_text", "qwen3", "llama", "llama_bidirec", "ministral3")
-BIDIRECTIONAL = ("llama", "llama_bidirec", "ministral3")
+FAMILIES = (*_ALWAYS, *SIGLIP_TEXT, "gemma3_text", "qwen3", "llama", "llama_bidirec", "ministral3", "lfm2")
+BIDIRECTIONAL = ("llama", "llama_bidirec", "ministral3", "lfm2")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from mlxcel.core.errors import GenerationFailed, StartupError
+from mlxcel.core.errors import StartupError
 from mlxcel.core.vectors import Pooling, TokenRow, Vector
 from mlxcel.runners.embed.layout import DenseLayer
 from mlxcel.runners.embed.packed import Trunk, group_rows
@@ -34,25 +34,22 @@ class Encoder:
     device: torch.device
 
     def run(self, rows: Sequence[TokenRow]) -> list[Vector]:
-        """Vectors before scaling, float32.
-
-        Raises:
-            GenerationFailed: a vector is not finite.
-        """
-        vectors: dict[int, Vector] = {}
+        """Vectors before scaling, float32."""
+        found: dict[int, Vector] = {}
         groups = group_rows(rows, self.device)
         with torch.inference_mode():
             for group, states in zip(groups, self.trunk.states(groups), strict=True):
-                pooled = self.dense(pool(states, self.pooling))
-                if not bool(torch.isfinite(pooled).all()):
-                    raise GenerationFailed("the model computed a vector that is not finite")
-                matrix = pooled.cpu().numpy().astype("<f4", copy=False)
-                for row, vector in zip(group.rows, matrix, strict=True):
-                    vectors[row] = Vector(vector.tobytes(), vector.shape)
-        return [vectors[index] for index in range(len(rows))]
+                found.update(zip(group.rows, vectors_of(self.dense(pool(states, self.pooling))), strict=True))
+        return [found[index] for index in range(len(rows))]
 
     def close(self) -> None:
         """Nothing outlives the object."""
+
+
+def vectors_of(pooled: torch.Tensor) -> list[Vector]:
+    """The rows of [rows, dimensions]."""
+    matrix = pooled.float().cpu().numpy().astype("<f4", copy=False)
+    return [Vector(vector.tobytes(), vector.shape) for vector in matrix]
 
 
 def pool(states: torch.Tensor, pooling: Pooling) -> torch.Tensor:

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.utils import logging as transformers_logging
 
 from mlxcel.core.errors import StartupError
+from mlxcel.runners.hub.folder import read_json
 from mlxcel.runners.weights import open_checkpoint
 
 _OWN_TYPES = {"llama_bidirec": "llama"}  # model types that transformers knows under another name
@@ -25,10 +26,24 @@ def load_tokenizer_backend(folder: Path) -> tokenizers.Tokenizer:
     try:
         backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
-        raise StartupError(f"the tokenizer of {folder} cannot be read: {error}") from None
+        if not (folder / "tokenizer.json").is_file():
+            raise StartupError(f"the tokenizer of {folder} cannot be read: {error}") from None
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.no_padding()
     backend.no_truncation()
     return backend
+
+
+def padding_id(folder: Path) -> int:
+    """The id that fills up texts of fixed width: the padding token, else the end token, else 0."""
+    names = read_json(folder / "tokenizer_config.json")
+    backend = load_tokenizer_backend(folder)
+    for entry in (names.get("pad_token"), names.get("eos_token")):
+        text = entry.get("content") if isinstance(entry, dict) else entry
+        found = backend.token_to_id(text) if isinstance(text, str) else None
+        if found is not None:
+            return found
+    return 0
 
 
 def load_transformer(

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
 from mlxcel.core.vectors import TokenRow
 
@@ -29,6 +31,10 @@ class Group:
     rows: tuple[int, ...]
     token_ids: torch.Tensor
     type_ids: torch.Tensor
+
+    @property
+    def tokens(self) -> int:
+        return self.count * self.length
 
     @property
     def count(self) -> int:
@@ -89,26 +95,28 @@ class PackedTrunk:
         model: in evaluation mode; it takes ``position_ids`` and its attention goes through transformers' interface.
         bidirectional: look both ways whatever the model's own mask is.
         first_position: position number of each sequence's first token.
-        typed: pass segment numbers.
+
+    Short convolutions look both ways too when the model is ``bidirectional``.
 
     Raises:
         ValueError: the model's attention does not go through the interface.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, *, bidirectional: bool = False, first_position: int = 0, typed: bool = False
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, bidirectional: bool = False, first_position: int = 0) -> None:
         AttentionInterface.register(_IMPLEMENTATION, _attend)
         AttentionMaskInterface.register(_IMPLEMENTATION, _mask_rule)
         self._model = model
         self._first_position = first_position
-        self._typed = typed
+        self._typed = getattr(model.config, "type_vocab_size", 0) > 1  # a table of one segment takes no second
         self._packing = _Packing(bidirectional)
         for module in model.modules():
             vars(module)[_HOLDER] = self._packing
         model.set_attn_implementation(_IMPLEMENTATION)
         if model.config._attn_implementation != _IMPLEMENTATION:
             raise ValueError("its attention does not go through transformers' attention interface")
+        for module in model.modules():
+            if isinstance(module, Lfm2ShortConv):
+                module.forward = partial(_convolve, module, self._packing)
 
     def states(self, groups: Sequence[Group]) -> list[torch.Tensor]:
         """See :meth:`Trunk.states`."""
@@ -126,7 +134,7 @@ class PackedTrunk:
         self._packing.masks.clear()
         with torch.inference_mode():
             hidden: torch.Tensor = self._model(**inputs, use_cache=False).last_hidden_state[0].float()
-        parts = torch.split(hidden, [group.count * group.length for group in groups])
+        parts = torch.split(hidden, [group.tokens for group in groups])
         return [part.view(group.count, group.length, -1) for group, part in zip(groups, parts, strict=True)]
 
 
@@ -155,7 +163,7 @@ def _attend(
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
     start = 0
     for group in packing.groups:
-        end = start + group.count * group.length
+        end = start + group.tokens
         shape = (group.count, group.length)
         attended = torch.nn.functional.scaled_dot_product_attention(
             _rows(query, start, end, shape),
@@ -168,6 +176,25 @@ def _attend(
         out[start:end].view(*shape, *out.shape[1:]).copy_(attended.transpose(1, 2))
         start = end
     return out[None], None
+
+
+def _convolve(module: Lfm2ShortConv, packing: _Packing, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+    """LFM2's gated short convolution, per sequence; [1, tokens, hidden].
+
+    Looking both ways, the kernel is centred on its token (LFM2.5-Embedding); else it ends there, as in the decoder.
+    """
+    before, gate, inner = module.in_proj(hidden_states).chunk(3, dim=-1)
+    gated = before * inner
+    width = module.conv_kernel_size
+    left = (width - 1) // 2 if packing.bidirectional else width - 1
+    parts = []
+    for group, part in zip(packing.groups, torch.split(gated[0], [group.tokens for group in packing.groups]), strict=True):
+        rows = part.view(group.count, group.length, -1).transpose(1, 2)
+        padded = torch.nn.functional.pad(rows, (left, width - 1 - left))
+        mixed = torch.nn.functional.conv1d(padded, module.conv.weight, module.conv.bias, groups=rows.shape[1])
+        parts.append(mixed.transpose(1, 2).reshape(group.tokens, -1))
+    out: torch.Tensor = module.out_proj(gate * torch.cat(parts)[None])
+    return out
 
 
 def _rows(states: torch.Tensor, start: int, end: int, shape: tuple[int, int]) -> torch.Tensor:

@@ -64,18 +64,18 @@ def _load_classifier(folder: Path, family: str, device: torch.device) -> Classif
     model = load_transformer(folder, AutoModelForSequenceClassification, device=device, dtype=torch.float32)
     encoder, head = encoder_and_head(model, family)
     positions = first_position(family, read_json(folder / "config.json"))
-    return Classifier(_packed(encoder, positions, typed=family != "modernbert"), head, device)
+    return Classifier(_packed(encoder, positions), head, device)
 
 
 def _load_judge(folder: Path, yes_no: tuple[int, int], device: torch.device) -> Judge:
     model = load_transformer(folder, AutoModelForCausalLM, device=device, dtype=torch.float32)
     projection: torch.Tensor = model.get_output_embeddings().weight.detach()
     yes, no = (projection[token_id].clone() for token_id in yes_no)
-    return Judge(_packed(model.base_model, 0, typed=False), yes, no, device)
+    return Judge(_packed(model.base_model, 0), yes, no, device)
 
 
-def _packed(model: torch.nn.Module, first: int, *, typed: bool) -> PackedTrunk:
+def _packed(model: torch.nn.Module, first: int) -> PackedTrunk:
     try:
-        return PackedTrunk(model, first_position=first, typed=typed)
+        return PackedTrunk(model, first_position=first)
     except ValueError as error:
         raise StartupError(f"the reranker cannot be served: {error}") from None
