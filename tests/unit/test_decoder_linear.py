@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mlxcel.runners.generate.decoder.linear import DenseLinear, Int4Linear, LinearLoader
+from mlxcel.runners.generate.lora.bank import AdapterBank
 from mlxcel.runners.weights import QuantisedMatrix
 
 CPU = torch.device("cpu")
@@ -40,7 +41,7 @@ class Weights:
 
 
 def loader(weights: Weights, dtype: torch.dtype = torch.bfloat16) -> LinearLoader:
-    return LinearLoader(weights, dtype, CPU)  # type: ignore[arg-type]
+    return LinearLoader(weights, dtype, CPU, AdapterBank((), dtype, CPU))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])

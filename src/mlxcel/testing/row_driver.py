@@ -44,19 +44,23 @@ class RowDriver:
         *,
         chunk_tokens: int = 1 << 30,
         sampling: SamplingParams = GREEDY,
+        adapters: Sequence[tuple[tuple[int, float], ...]] = (),
     ) -> list[list[int]]:
         """Run all prompts together for exactly ``new_tokens`` each, prompts in pieces of ``chunk_tokens``.
+
+        Args:
+            adapters: LoRA scales of each row; empty for none.
 
         Raises:
             Exception: the error of a row that failed.
         """
         rows: list[_Row] = []
         held: list[int] = []
-        for prompt in prompts:
+        for prompt, scales in zip(prompts, adapters or [()] * len(prompts), strict=True):
             blocks = self._take_blocks(len(prompt) + new_tokens)
             held.extend(blocks)
             rows.append(_Row(self._next_row_id, tuple(prompt)))
-            self._runner.open(RowSpec(self._next_row_id, tuple(prompt), sampling, blocks=blocks))
+            self._runner.open(RowSpec(self._next_row_id, tuple(prompt), sampling, adapters=scales, blocks=blocks))
             self._next_row_id += 1
         while active := [row for row in rows if len(row.output_ids) < new_tokens]:
             steps = [row.next_step(chunk_tokens) for row in active]

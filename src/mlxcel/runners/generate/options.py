@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from mlxcel.core.errors import StartupError
@@ -107,6 +108,7 @@ class RunnerOptions:
         kv_types: storage of keys and of values; "auto" is the decoder's own type.
         backend: "native" or "transformers" insists on a path; "auto" takes the fastest that serves the model.
         kernels: "off" forbids the compiled kernels.
+        adapters: LoRA adapters; a row names them by their place here.
     """
 
     name: str = "model"
@@ -121,4 +123,5 @@ class RunnerOptions:
     backend: Literal["auto", "native", "transformers"] = "auto"
     kernels: Literal["auto", "off"] = "auto"
     trust_remote_code: bool = False
+    adapters: tuple[Path, ...] = ()
     rope: RopeOverrides = field(default_factory=RopeOverrides)

@@ -10,6 +10,7 @@ import torch
 from mlxcel.core.ports import BlockTransfer, ModelInfo
 from mlxcel.runners.generate.batch import Decoder
 from mlxcel.runners.generate.choice import RunnerChoice
+from mlxcel.runners.generate.lora.files import adapter_fingerprints
 from mlxcel.runners.generate.options import RunnerOptions
 from mlxcel.runners.generate.runner import PagedRunner, TransferringRunner
 from mlxcel.runners.generate.sampler import Sampler
@@ -40,12 +41,13 @@ def paged_runner(
     )
     sampler = Sampler(decoder.vocab_size, device)
     if isinstance(decoder, BlockTransfer):
-        return TransferringRunner(decoder, sampler, info, choice)
-    return PagedRunner(decoder, sampler, info, choice)
+        return TransferringRunner(decoder, sampler, info, choice, len(options.adapters))
+    return PagedRunner(decoder, sampler, info, choice, len(options.adapters))
 
 
 def state_fingerprint(checkpoint: Checkpoint, options: RunnerOptions, choice: RunnerChoice, bytes_per_token: int) -> str:
     """Digest of everything that decides what a cached KV state holds, its storage format included."""
+    adapters = adapter_fingerprints(options.adapters)
     storage = (*options.kv_types, str(bytes_per_token))
-    parts = (checkpoint.fingerprint, options.dtype, options.device, choice.path, repr(options.rope), *storage)
+    parts = (checkpoint.fingerprint, options.dtype, options.device, choice.path, repr(options.rope), *storage, *adapters)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -13,6 +13,7 @@ import torch
 from mlxcel.runners.generate.batch import Decoder
 from mlxcel.runners.generate.decoder.spec import DecoderSpec
 from mlxcel.runners.generate.decoder.torch_decoder import TorchDecoder
+from mlxcel.runners.generate.lora.files import open_adapters
 from mlxcel.runners.generate.memory import pool_block_count
 from mlxcel.runners.generate.options import BLOCK_TOKENS, RunnerOptions
 
@@ -77,6 +78,7 @@ class TorchProvider:
             context_tokens=request.context_tokens,
             block_tokens=BLOCK_TOKENS,
             block_count=request.block_count(request.spec.kv_bytes_per_token(dtype.itemsize)),
+            adapters=open_adapters(request.options.adapters),
         )
 
 

@@ -15,6 +15,7 @@ from mlxcel.core.work import RowResult, RowSpec, RowStep, StepPlan, StepResult
 from mlxcel.runners.generate.batch import Decoder, RaggedBatch
 from mlxcel.runners.generate.choice import RunnerChoice
 from mlxcel.runners.generate.exactness import block_equals_chain
+from mlxcel.runners.generate.lora.bank import Scales
 from mlxcel.runners.generate.sampler import Draw, Sampler
 
 
@@ -24,6 +25,7 @@ class _Row:
 
     slot: int
     block_count: int
+    adapters: Scales = ()
 
 
 class TransferringDecoder(Decoder, BlockTransfer, Protocol):
@@ -38,13 +40,17 @@ class PagedRunner:
         sampler: draws tokens from its logits.
         info: what the engine is told; ``context_tokens`` bounds a row's block table.
         choice: how this path was chosen.
+        adapter_count: LoRA adapters that rows may name.
     """
 
-    def __init__(self, decoder: Decoder, sampler: Sampler, info: ModelInfo, choice: RunnerChoice) -> None:
+    def __init__(
+        self, decoder: Decoder, sampler: Sampler, info: ModelInfo, choice: RunnerChoice, adapter_count: int = 0
+    ) -> None:
         self._decoder = decoder
         self._sampler = sampler
         self._info = info
         self.choice = choice
+        self._adapter_count = adapter_count
         blocks_per_row = -(-info.context_tokens // decoder.block_tokens)
         self._tables = np.zeros((info.max_rows, blocks_per_row), dtype=np.int32)
         self._free_slots = list(range(info.max_rows - 1, -1, -1))
@@ -59,12 +65,12 @@ class PagedRunner:
 
         Raises:
             MemoryError: all rows are in use.
-            CapabilityMissing: the row wants an adapter, and none is loaded.
+            CapabilityMissing: the row wants an adapter that is not loaded.
         """
-        refuse_adapters(row)
+        adapters = active_adapters(row, self._adapter_count)
         if not self._free_slots:
             raise MemoryError(f"all {self._info.max_rows} rows are open")
-        opened = _Row(self._free_slots[-1], 0)
+        opened = _Row(self._free_slots[-1], 0, adapters)
         self._append_blocks(opened, row.blocks)
         self._sampler.open(row)
         self._free_slots.pop()
@@ -130,7 +136,7 @@ class PagedRunner:
             raise GenerationFailed("the row's tokens do not fit its KV blocks")
         if min(fed) < 0 or max(fed) >= self._decoder.vocab_size:
             raise GenerationFailed(f"a token id lies outside the vocabulary of {self._decoder.vocab_size}")
-        assembly.add(step, row.slot, fed, context)
+        assembly.add(step, row.slot, fed, context, row.adapters)
 
     def _sample(self, assembly: _Assembly) -> dict[int, RowResult]:
         logits = self._decoder.forward(assembly.batch(self._tables, self._decoder.block_tokens))
@@ -147,8 +153,15 @@ class PagedRunner:
 class TransferringRunner(PagedRunner):
     """A paged runner whose decoder hands out KV blocks as bytes (:class:`~mlxcel.core.ports.BlockTransfer`)."""
 
-    def __init__(self, decoder: TransferringDecoder, sampler: Sampler, info: ModelInfo, choice: RunnerChoice) -> None:
-        super().__init__(decoder, sampler, info, choice)
+    def __init__(
+        self,
+        decoder: TransferringDecoder,
+        sampler: Sampler,
+        info: ModelInfo,
+        choice: RunnerChoice,
+        adapter_count: int = 0,
+    ) -> None:
+        super().__init__(decoder, sampler, info, choice, adapter_count)
         self._blocks: BlockTransfer = decoder
 
     def export_block(self, block: int) -> bytes:
@@ -182,6 +195,7 @@ class _Assembly:
     """
 
     __slots__ = (
+        "_adapters",
         "_contexts",
         "_logit_indices",
         "_positions",
@@ -200,11 +214,13 @@ class _Assembly:
         self.drafts: list[_Draft] = []
         self._positions: list[int] = []
         self._starts = [0]
+        self._adapters: list[Scales] = []
         self._contexts: list[int] = []
         self._slots: list[int] = []
         self._logit_indices: list[int] = []
 
-    def add(self, step: RowStep, slot: int, fed: Sequence[int], context: int) -> None:
+    def add(self, step: RowStep, slot: int, fed: Sequence[int], context: int, adapters: Scales) -> None:
+        self._adapters.append(adapters)
         self.token_ids.extend(fed)
         self._positions.extend(range(step.position, context))
         stop = len(self.token_ids)
@@ -231,13 +247,16 @@ class _Assembly:
             context_lens=_int32(self._contexts),
             block_tables=torch.from_numpy(tables[self._slots, :width]),
             logit_indices=_int32(self._logit_indices),
+            row_adapters=tuple(self._adapters) if any(self._adapters) else (),
         )
 
 
-def refuse_adapters(row: RowSpec) -> None:
-    """Raise CapabilityMissing when a row wants a LoRA adapter: the decoders here have none."""
-    if any(scale != 0.0 for _, scale in row.adapters):
-        raise CapabilityMissing("no LoRA adapter is loaded; leave lora out of the request")
+def active_adapters(row: RowSpec, adapter_count: int) -> Scales:
+    """The LoRA adapters that change a row's results. Raises CapabilityMissing when one of them is not loaded."""
+    active = tuple((adapter, scale) for adapter, scale in row.adapters if scale != 0.0)
+    if any(not 0 <= adapter < adapter_count for adapter, _ in active):
+        raise CapabilityMissing(f"{adapter_count} LoRA adapters are loaded; leave other ids out of lora")
+    return active
 
 
 def _int32(values: list[int]) -> torch.Tensor:

@@ -24,6 +24,8 @@ class KernelProvider:
     def offer(self, request: DecoderRequest) -> Decoder | Declined:
         if request.options.kernels == "off":
             return Declined("switched off")
+        if request.options.adapters:
+            return Declined("they do not apply LoRA adapters")
         if request.device.type != "cpu":
             return Declined("they run on the CPU only")
         library = load_library()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
+
+from mlxcel.runners.generate.lora.bank import AdapterBank
+from mlxcel.runners.generate.lora.files import LowRank
 
 if TYPE_CHECKING:
     from mlxcel.runners.weights import Checkpoint, QuantisedMatrix
@@ -55,11 +58,29 @@ class Int4Linear:
         return y if self._bias is None else y + self._bias
 
 
-class LinearLoader:
-    """Builds linear layers from a checkpoint in one compute dtype on one device."""
+class AdaptedLinear:
+    """A linear layer with the low-rank updates of the tokens' adapters.
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    Args:
+        outputs_only: the layer runs only for the tokens whose logits are wanted.
+    """
+
+    def __init__(self, linear: Linear, bank: AdapterBank, updates: Mapping[int, LowRank], *, outputs_only: bool) -> None:
+        self._linear = linear
+        self._bank = bank
+        self._updates = updates
+        self._outputs_only = outputs_only
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._bank.add(self._updates, x, self._linear(x), outputs_only=self._outputs_only)
+
+
+class LinearLoader:
+    """Builds linear layers from a checkpoint in one compute dtype on one device, with the updates of LoRA adapters."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, bank: AdapterBank) -> None:
         self._checkpoint = checkpoint
+        self._bank = bank
         self._dtype = dtype
         self._device = device
         self._packs = dtype == torch.bfloat16 and device.type == "cpu"
@@ -78,15 +99,22 @@ class LinearLoader:
         bias = torch.cat([self.vector(f"{name}.bias") for name in names]) if biased else None
         matrix = self._fused_matrix(names) if self._packs else None
         if matrix is not None:
-            return Int4Linear(matrix, bias)
-        return DenseLinear(torch.cat([self.dense(f"{name}.weight") for name in names]), bias)
+            return self._adapted(Int4Linear(matrix, bias), names)
+        return self._adapted(DenseLinear(torch.cat([self.dense(f"{name}.weight") for name in names]), bias), names)
 
     def head(self, name: str, tied_embedding: torch.Tensor | None) -> Linear:
         """The vocabulary projection; a tied one shares the embedding's memory unless a packed form is at hand."""
         packed = self._fused_matrix((name,)) if self._packs else None
         if packed is not None:
-            return Int4Linear(packed, None)
-        return DenseLinear(self.dense(f"{name}.weight") if tied_embedding is None else tied_embedding, None)
+            return self._adapted(Int4Linear(packed, None), (name,), outputs_only=True)
+        weight = self.dense(f"{name}.weight") if tied_embedding is None else tied_embedding
+        return self._adapted(DenseLinear(weight, None), (name,), outputs_only=True)
+
+    def _adapted(self, linear: Linear, names: Sequence[str], *, outputs_only: bool = False) -> Linear:
+        if not self._bank.count:
+            return linear
+        updates = self._bank.claim([(name, self._checkpoint.shape(f"{name}.weight")) for name in names])
+        return AdaptedLinear(linear, self._bank, updates, outputs_only=outputs_only) if updates else linear
 
     def _fused_matrix(self, names: Sequence[str]) -> QuantisedMatrix | None:
         parts = [self._checkpoint.quantised(f"{name}.weight") for name in names]

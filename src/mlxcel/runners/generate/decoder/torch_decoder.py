@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ from mlxcel.runners.generate.decoder.attention import PagedKeysValues, RaggedLay
 from mlxcel.runners.generate.decoder.linear import Linear, LinearLoader
 from mlxcel.runners.generate.decoder.spec import Activation, DecoderSpec
 from mlxcel.runners.generate.decoder.transfer import export_block, import_block
+from mlxcel.runners.generate.lora.bank import AdapterBank
+from mlxcel.runners.generate.lora.files import Adapter
 
 if TYPE_CHECKING:
     from mlxcel.runners.weights import Checkpoint
@@ -61,6 +63,10 @@ class TorchDecoder:
         device: where weights and KV live.
         context_tokens: longest row.
         block_tokens, block_count: shape of the KV pool.
+        adapters: LoRA adapters, by the ids that batches give.
+
+    Raises:
+        StartupError: an adapter does not fit the model.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class TorchDecoder:
         context_tokens: int,
         block_tokens: int,
         block_count: int,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self.vocab_size = spec.vocab_size
         self.block_tokens = block_tokens
@@ -82,12 +89,14 @@ class TorchDecoder:
         self._dtype = dtype
         self._device = device
         self._activation = _ACTIVATIONS[spec.activation]
-        loader = LinearLoader(checkpoint, dtype, device)
+        self._bank = AdapterBank(adapters, dtype, device)
+        loader = LinearLoader(checkpoint, dtype, device, self._bank)
         self._embedding = loader.dense(f"{spec.embedding_name}.weight")
         self._layers = [self._load_layer(loader, index) for index in range(spec.layer_count)]
         self._caches = [layer.cache for layer in self._layers]
         self._final_norm = loader.vector(f"{spec.final_norm_name}.weight")
         self._head = loader.head(spec.head_name, self._embedding if spec.tied else None)
+        self._bank.check_claimed()
         cosines, sines = spec.rope.tables(-(-context_tokens // block_tokens) * block_tokens)
         self._cosines, self._sines = torch.from_numpy(cosines).to(device), torch.from_numpy(sines).to(device)
 
@@ -113,6 +122,7 @@ class TorchDecoder:
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """See :meth:`Decoder.forward <mlxcel.runners.generate.batch.Decoder.forward>`."""
         spec = self._spec
+        self._bank.begin(batch)
         layout = RaggedLayout(batch, self.block_tokens, self._dtype, self._device)
         positions = batch.positions.to(self._device)
         rotation = (self._cosines[positions][:, None, :], self._sines[positions][:, None, :])

@@ -12,8 +12,14 @@ from mlxcel.runners.generate.batch import RaggedBatch
 from mlxcel.runners.generate.decoder.attention import RaggedLayout
 from mlxcel.runners.generate.decoder.transfer import export_block, import_block
 from mlxcel.runners.generate.hf.attention_hook import AttentionHook
+from mlxcel.runners.generate.lora.bank import AdapterBank
 from mlxcel.runners.generate.memory import BlockCount
 from mlxcel.runners.generate.options import BLOCK_TOKENS
+
+
+def takes_logit_indices(model: PreTrainedModel) -> bool:
+    """Whether the model computes the logits of chosen tokens only."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
 class HfDecoder:
@@ -22,17 +28,19 @@ class HfDecoder:
     Args:
         model: in evaluation mode, on its device.
         block_count: blocks of the pool as a function of its bytes per token.
+        bank: LoRA adapters that the modules apply.
 
     Raises:
         ValueError: the model cannot run this way; half a sentence that says why.
     """
 
-    def __init__(self, model: PreTrainedModel, block_count: BlockCount) -> None:
+    def __init__(self, model: PreTrainedModel, block_count: BlockCount, bank: AdapterBank) -> None:
         parameters = inspect.signature(model.forward).parameters
         if "position_ids" not in parameters:
             raise ValueError("it does not take positions")
         self._model = model
-        self._takes_logit_indices = "logits_to_keep" in parameters
+        self._takes_logit_indices = takes_logit_indices(model)
+        self._bank = bank
         self._device = model.device
         self._dtype = model.dtype
         self._hook = AttentionHook(model)
@@ -50,6 +58,7 @@ class HfDecoder:
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """See :meth:`Decoder.forward <mlxcel.runners.generate.batch.Decoder.forward>`."""
+        self._bank.begin(batch)
         self._hook.begin(RaggedLayout(batch, BLOCK_TOKENS, self._dtype, self._device))
         return self._forward(batch.token_ids.long(), batch.positions.long(), batch.logit_indices.long())
 

@@ -9,7 +9,8 @@ from mlxcel.core.ports import ModelInfo
 from mlxcel.core.work import RowResult, RowSpec, RowStep, StepPlan, StepResult
 from mlxcel.runners.generate.choice import RunnerChoice
 from mlxcel.runners.generate.hf.row_state import RowFeeder, RowState
-from mlxcel.runners.generate.runner import refuse_adapters
+from mlxcel.runners.generate.lora.bank import AdapterBank, Scales
+from mlxcel.runners.generate.runner import active_adapters
 from mlxcel.runners.generate.sampler import Draw, Sampler
 
 
@@ -22,11 +23,20 @@ class StatefulRunner:
         info: what the engine is told; ``state`` is "snapshot".
         choice: how this path was chosen.
         snapshot_budget_bytes: what all snapshots together may take.
+        bank: LoRA adapters that the model's modules apply.
     """
 
     def __init__(
-        self, feeder: RowFeeder, sampler: Sampler, info: ModelInfo, choice: RunnerChoice, snapshot_budget_bytes: int
+        self,
+        feeder: RowFeeder,
+        sampler: Sampler,
+        info: ModelInfo,
+        choice: RunnerChoice,
+        snapshot_budget_bytes: int,
+        bank: AdapterBank,
     ) -> None:
+        self._bank = bank
+        self._adapters: dict[int, Scales] = {}
         self._feeder = feeder
         self._sampler = sampler
         self._info = info
@@ -42,14 +52,16 @@ class StatefulRunner:
 
     def open(self, row: RowSpec) -> None:
         """See :meth:`PagedRunner.open <mlxcel.runners.generate.runner.PagedRunner.open>`."""
-        refuse_adapters(row)
+        adapters = active_adapters(row, self._bank.count)
         if len(self._rows) >= self._info.max_rows:
             raise MemoryError(f"all {self._info.max_rows} rows are open")
         self._sampler.open(row)
         self._rows[row.row_id] = RowState()
+        self._adapters[row.row_id] = adapters
 
     def close(self, row_id: int) -> None:
         if self._rows.pop(row_id, None) is not None:
+            del self._adapters[row_id]
             self._sampler.close(row_id)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -109,6 +121,7 @@ class StatefulRunner:
             raise GenerationFailed(f"a token id lies outside the vocabulary of {self._info.vocab_size}")
         if state.length + len(step.token_ids) > self._info.context_tokens:
             raise GenerationFailed(f"the row grew past its window of {self._info.context_tokens} tokens")
+        self._bank.begin_row(self._adapters[step.row_id])
         try:
             return self._feeder.feed(state, step.token_ids)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:

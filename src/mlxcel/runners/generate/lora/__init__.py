@@ -1,0 +1,1 @@
+"""LoRA adapters: read from PEFT files, applied per row of a batch."""
