@@ -255,7 +255,7 @@ def active_adapters(row: RowSpec, adapter_count: int) -> Scales:
     """The LoRA adapters that change a row's results. Raises CapabilityMissing when one of them is not loaded."""
     active = tuple((adapter, scale) for adapter, scale in row.adapters if scale != 0.0)
     if any(not 0 <= adapter < adapter_count for adapter, _ in active):
-        raise CapabilityMissing(f"{adapter_count} LoRA adapters are loaded; leave other ids out of lora")
+        raise CapabilityMissing(f"no LoRA adapter has that id ({adapter_count} are loaded); leave it out of lora")
     return active
 
 
