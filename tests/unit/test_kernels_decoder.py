@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mlxcel.core.errors import GenerationFailed
+from mlxcel.core.errors import GenerationFailed, StartupError
 from mlxcel.runners.generate.batch import RaggedBatch
 from mlxcel.runners.generate.decoder.spec import DecoderSpec, spec_from_config
 from mlxcel.runners.kernels.decoder import KernelOptions, KvMode, NativeDecoder
@@ -211,7 +211,11 @@ def blocks_for(count: int, row: int) -> list[int]:
     return order[row::3][: -(-count // 16)]
 
 
-def batch(rows: Sequence[tuple[Sequence[int], int, Sequence[int]]], outputs: Sequence[int] | None = None) -> RaggedBatch:
+def batch(
+    rows: Sequence[tuple[Sequence[int], int, Sequence[int]]],
+    outputs: Sequence[int] | None = None,
+    adapters: tuple[tuple[tuple[int, float], ...], ...] = (),
+) -> RaggedBatch:
     """Rows of (tokens, first position, blocks)."""
     starts = [0]
     for row in rows:
@@ -228,6 +232,7 @@ def batch(rows: Sequence[tuple[Sequence[int], int, Sequence[int]]], outputs: Seq
         context_lens=int32([row[1] + len(row[0]) for row in rows]),
         block_tables=int32([[*row[2], *[0] * (width - len(row[2]))] for row in rows]),
         logit_indices=int32(list(range(starts[-1])) if outputs is None else list(outputs)),
+        row_adapters=adapters,
     )
 
 
@@ -364,6 +369,67 @@ def test_what_others_left_in_a_block_is_never_read(level: Level, mode: KvMode) -
     for block in (8, 9, 10):
         tested.import_block(block, b"\xff" * len(tested.export_block(block)))
     assert all(torch.equal(tested.forward(batch([step])), before) for step, before in zip(steps, clean, strict=True))
+
+
+class MergedCheckpoint(RandomCheckpoint):
+    """A checkpoint with adapters added to its matrices."""
+
+    def merge(self, updates: Mapping[str, tuple[torch.Tensor, torch.Tensor]], scale: float) -> None:
+        for name, (down, up) in updates.items():
+            self._tensors[f"{name}.weight"] = self._tensors[f"{name}.weight"] + scale * up @ down
+
+
+def random_adapter(
+    spec: DecoderSpec, seed: int, rank: int, parts: Sequence[str]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    updates = {}
+    for name in spec.tensor_names():
+        if name.removesuffix(".weight").endswith(tuple(parts)):
+            out_features, in_features = tensor_shape(spec, name)
+            down, up = torch.randn(rank, in_features, generator=draw), torch.randn(out_features, rank, generator=draw)
+            updates[name.removesuffix(".weight")] = (down * in_features**-0.5, up * 0.3)
+    return updates
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("variant", ["plain", "odd sizes"])
+def test_rows_of_one_batch_use_adapters_at_their_own_scales(level: Level, variant: str) -> None:
+    spec = spec_of(variant)
+    adapters = [
+        random_adapter(spec, 20, 4, ("q_proj", "v_proj", "down_proj")),
+        random_adapter(spec, 21, 3, ("q_proj", "k_proj", "o_proj", "gate_proj", "up_proj")),
+    ]
+    tested = decoder(spec, RandomCheckpoint(spec), level, exact=True)
+    assert [tested.add_adapter(updates) for updates in adapters] == [0, 1]
+    uses: tuple[tuple[tuple[int, float], ...], ...] = (((0, 1.0), (1, -0.5)), (), ((1, 2.0),))
+    ids, tables = [tokens(24, seed) for seed in range(3)], [blocks_for(32, row) for row in range(3)]
+    steps = [tested.forward(batch([(ids[r][:20], 0, tables[r]) for r in range(3)], [19, 59], uses)).clone()]
+    steps += [tested.forward(batch([(ids[r][20:21], 20, tables[r]) for r in range(3)], adapters=uses)).clone()]
+    for row, use in enumerate(uses):
+        merged = MergedCheckpoint(spec)
+        for adapter, scale in use:
+            merged.merge(adapters[adapter], scale)
+        expected = Reference(spec, merged).logits(ids[row])
+        assert error(steps[1][row : row + 1], expected[20:21]) < 5e-6
+        if row != 1:
+            assert error(steps[0][row // 2], expected[19]) < 5e-6
+
+
+def test_adapters_that_do_not_fit_are_refused_whole() -> None:
+    spec = spec_of("plain")
+    tested = decoder(spec, RandomCheckpoint(spec), LEVELS[-1])
+    good = random_adapter(spec, 22, 2, ("v_proj",))
+    name = next(iter(good))
+    down, up = good[name]
+    for bad, message in (
+        ({"lm_head": (down, up)}, "lm_head, which is not a projection"),
+        ({name.replace("v_proj", "q_proj"): (down, up)}, "does not fit a matrix of 192 x 64"),
+        ({name: (down[:1], up)}, "does not fit"),
+    ):
+        with pytest.raises(StartupError, match=message):
+            tested.add_adapter(good | bad)
+    assert tested.add_adapter(good) == 0
 
 
 def test_blocks_move_as_bytes_between_decoders_and_levels() -> None:

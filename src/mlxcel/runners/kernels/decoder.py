@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from mlxcel.core.errors import GenerationFailed
+from mlxcel.core.errors import GenerationFailed, StartupError
 from mlxcel.runners.generate.batch import RaggedBatch
 from mlxcel.runners.generate.decoder.spec import DecoderSpec
 from mlxcel.runners.kernels.library import (
@@ -70,7 +71,7 @@ class NativeDecoder:
         MemoryError: not enough memory for the weights or the pool.
     """
 
-    supports_adapters = False
+    supports_adapters = True
 
     def __init__(self, library: Library, spec: DecoderSpec, checkpoint: Checkpoint, options: KernelOptions) -> None:
         self.vocab_size = spec.vocab_size
@@ -81,6 +82,8 @@ class NativeDecoder:
         self._cosines = torch.empty(0)
         self._sines = torch.empty(0)
         self._logits = torch.empty(0, spec.vocab_size)
+        self._adapter_count = 0
+        self._places = _places(spec)
         config = _config(spec, options)
         self.bytes_per_token = int(library.kv_bytes_per_token(config))
         self._model = library.create(config)
@@ -98,8 +101,10 @@ class NativeDecoder:
 
         Raises:
             GenerationFailed: the batch does not fit the model or the pool; nothing was computed.
+            IndexError: a row names an adapter that was not loaded.
         """
         outputs = len(batch.logit_indices)
+        adapter_scales = self._adapter_scales(batch)
         if outputs > len(self._logits):
             self._logits = torch.empty(outputs, self.vocab_size)
         longest = int(batch.context_lens.max())
@@ -119,12 +124,52 @@ class NativeDecoder:
             self._sines.data_ptr(),
             self._cosines.shape[1],
             len(self._cosines),
+            self._adapter_count,
+            None if adapter_scales is None else adapter_scales.data_ptr(),
         )
         try:
             self._library.forward(self._model, arrays, self._logits.data_ptr())
         except KernelError as error:
             raise GenerationFailed(f"the step could not run: {error}") from error
         return self._logits[:outputs]
+
+    def add_adapter(self, updates: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> int:
+        """Load a LoRA adapter; rows use it through ``RaggedBatch.row_adapters``.
+
+        Args:
+            updates: per matrix name (without ``.weight``), ``down`` [rank, in] and ``up`` [out, rank]: the matrix becomes
+                ``matrix + scale * up @ down`` with the scale of the row. An adapter's ``alpha / rank`` is part of ``up``.
+
+        Returns:
+            The adapter's id, counted from 0.
+
+        Raises:
+            StartupError: a name is not a matrix of a layer, or a shape does not fit it; nothing was loaded.
+        """
+        for name, (down, up) in updates.items():
+            if name not in self._places:
+                raise StartupError(f"the adapter updates {name}, which is not a projection of this model's layers")
+            out_features, in_features = self._places[name].shape
+            if down.shape != (up.shape[1], in_features) or up.shape[0] != out_features:
+                raise StartupError(f"the adapter's update of {name} does not fit a matrix of {out_features} x {in_features}")
+        for name, (down, up) in updates.items():
+            place = self._places[name]
+            down, up = down.float().contiguous(), up.float().contiguous()
+            self._library.set_update(
+                self._model, self._adapter_count, place.layer, place.slot, len(down), down.data_ptr(), up.data_ptr()
+            )
+        self._adapter_count += 1
+        return self._adapter_count - 1
+
+    def _adapter_scales(self, batch: RaggedBatch) -> torch.Tensor | None:
+        """Scales [rows, adapters] of a step; None when no row uses an adapter."""
+        if not any(scale for row in batch.row_adapters for _, scale in row):
+            return None
+        scales = torch.zeros(len(batch.row_adapters), self._adapter_count)
+        for row, active in enumerate(batch.row_adapters):
+            for adapter, scale in active:
+                scales[row, adapter] = scale
+        return scales
 
     def export_block(self, block: int) -> bytes:
         """See :class:`~mlxcel.core.ports.BlockTransfer`."""
@@ -142,18 +187,10 @@ class NativeDecoder:
         self._cosines, self._sines = torch.from_numpy(cosines).contiguous(), torch.from_numpy(sines).contiguous()
 
     def _load(self, spec: DecoderSpec, reader: MatrixReader) -> None:
+        for name, place in self._places.items():
+            self._set_matrix(reader, place.layer, place.slot, name, place.biased)
         for layer in range(spec.layer_count):
             names = spec.layer_names(layer)
-            for slot, name, biased in (
-                (MatrixSlot.Q, names.q, spec.qkv_bias),
-                (MatrixSlot.K, names.k, spec.qkv_bias),
-                (MatrixSlot.V, names.v, spec.qkv_bias),
-                (MatrixSlot.O, names.o, spec.o_bias),
-                (MatrixSlot.GATE, names.gate, spec.mlp_bias),
-                (MatrixSlot.UP, names.up, spec.mlp_bias),
-                (MatrixSlot.DOWN, names.down, spec.mlp_bias),
-            ):
-                self._set_matrix(reader, layer, slot, name, biased)
             self._set_vector(reader, layer, VectorSlot.INPUT_NORM, names.input_norm)
             self._set_vector(reader, layer, VectorSlot.MLP_NORM, names.mlp_norm)
             if spec.qk_norm:
@@ -174,6 +211,32 @@ class NativeDecoder:
     def _set_vector(self, reader: MatrixReader, layer: int, slot: int, name: str) -> None:
         vector = reader.vector(f"{name}.weight")
         self._library.set_vector(self._model, layer, slot, vector.data_ptr(), len(vector))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a layer's matrix belongs; ``shape`` is (out, in)."""
+
+    layer: int
+    slot: MatrixSlot
+    shape: tuple[int, int]
+    biased: bool
+
+
+def _places(spec: DecoderSpec) -> dict[str, _Place]:
+    """Every matrix of every layer by its checkpoint name."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    places = {}
+    for layer in range(spec.layer_count):
+        names = spec.layer_names(layer)
+        places[names.q] = _Place(layer, MatrixSlot.Q, (spec.q_size, hidden), spec.qkv_bias)
+        places[names.k] = _Place(layer, MatrixSlot.K, (spec.kv_size, hidden), spec.qkv_bias)
+        places[names.v] = _Place(layer, MatrixSlot.V, (spec.kv_size, hidden), spec.qkv_bias)
+        places[names.o] = _Place(layer, MatrixSlot.O, (hidden, spec.q_size), spec.o_bias)
+        places[names.gate] = _Place(layer, MatrixSlot.GATE, (inner, hidden), spec.mlp_bias)
+        places[names.up] = _Place(layer, MatrixSlot.UP, (inner, hidden), spec.mlp_bias)
+        places[names.down] = _Place(layer, MatrixSlot.DOWN, (hidden, inner), spec.mlp_bias)
+    return places
 
 
 def kv_bytes_per_token(spec: DecoderSpec, k_mode: KvMode, v_mode: KvMode) -> int:

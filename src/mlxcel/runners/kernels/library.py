@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-ABI = 1
+ABI = 2
 BLOCK_TOKENS = 16
 LEVEL_VARIABLE = "MLXCEL_KERNELS"
 _PATH = Path(__file__).parent / "_native.so"
@@ -115,6 +115,8 @@ class BatchArrays(ctypes.Structure):
         ("sines", c_void_p),
         ("rotary_half", c_int32),
         ("position_count", c_int32),
+        ("adapters", c_int32),
+        ("adapter_scales", c_void_p),
     ]
 
 
@@ -155,6 +157,9 @@ class Library:
         self._set_matrix = entry("mlx_model_set_matrix", c_int32, c_void_p, c_int32, c_int32, POINTER(MatrixSource))
         self._set_vector = entry("mlx_model_set_vector", c_int32, c_void_p, c_int32, c_int32, c_void_p, c_int32)
         self._tie_head = entry("mlx_model_tie_head", c_int32, c_void_p)
+        self._set_update = entry(
+            "mlx_model_set_update", c_int32, c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p
+        )
         self._ready = entry("mlx_model_ready", c_int32, c_void_p)
         self._forward = entry("mlx_model_forward", c_int32, c_void_p, POINTER(BatchArrays), c_void_p)
         self._block = entry("mlx_model_block", c_void_p, c_void_p, c_int32)
@@ -196,6 +201,11 @@ class Library:
 
     def tie_head(self, model: int) -> None:
         self._check(self._tie_head(model))
+
+    def set_update(
+        self, model: int, adapter: int, layer: int, slot: int, rank: int, down_address: int, up_address: int
+    ) -> None:
+        self._check(self._set_update(model, adapter, layer, slot, rank, down_address, up_address))
 
     def ready(self, model: int) -> None:
         self._check(self._ready(model))

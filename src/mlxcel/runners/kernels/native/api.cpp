@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -47,11 +48,11 @@ void expected_shape(const mlx_config& c, int layer, int slot, int* out, int* in)
   *out = outs[slot], *in = ins[slot];
 }
 
-mlx::Matrix& matrix_at(mlx_model& model, int layer, int slot) {
+mlx::Linear& linear_at(mlx_model& model, int layer, int slot) {
   require(layer >= MLX_GLOBAL && layer < model.config.layers, "no such layer");
   require(slot >= 0 && slot < (layer == MLX_GLOBAL ? 2 : MLX_MATRIX_SLOTS), "no such matrix slot");
   if (layer == MLX_GLOBAL) return slot == MLX_EMBEDDING ? model.embedding : model.head;
-  return model.layers[layer].matrices[slot];
+  return model.layers[layer].linears[slot];
 }
 
 int vector_size(const mlx_config& c, int layer, int slot) {
@@ -83,11 +84,11 @@ void mlx_model_destroy(mlx_model* model) { delete model; }
 
 int32_t mlx_model_set_matrix(mlx_model* model, int32_t layer, int32_t slot, const mlx_matrix* source) {
   return guarded([&] {
-    mlx::Matrix& target = matrix_at(*model, layer, slot);
+    mlx::Linear& target = linear_at(*model, layer, slot);
     int out, in;
     expected_shape(model->config, layer, slot, &out, &in);
     require(source->out == out && source->in == in, "a matrix has another shape than its place in the model");
-    target = mlx::pack(*source, model->arena, model->team);
+    target.matrix = mlx::pack(*source, model->arena, model->team);
   });
 }
 
@@ -104,8 +105,22 @@ int32_t mlx_model_set_vector(mlx_model* model, int32_t layer, int32_t slot, cons
 
 int32_t mlx_model_tie_head(mlx_model* model) {
   return guarded([&] {
-    require(model->embedding.data, "the embedding is not set yet");
+    require(model->embedding.matrix.data, "the embedding is not set yet");
     model->head = model->embedding;
+  });
+}
+
+int32_t mlx_model_set_update(mlx_model* model, int32_t adapter, int32_t layer, int32_t slot, int32_t rank, const float* down,
+                             const float* up) {
+  return guarded([&] {
+    require(layer != MLX_GLOBAL, "adapters update the matrices of layers only");
+    mlx::Linear& linear = linear_at(*model, layer, slot);
+    require(linear.matrix.data, "the matrix to update is not set yet");
+    require(adapter >= 0 && adapter <= model->adapters && rank > 0, "adapters are numbered without gaps and have a positive rank");
+    for (const mlx::Update& update : linear.updates) require(update.adapter != adapter, "the adapter updates this matrix already");
+    linear.updates.push_back(mlx::pack_update(linear.matrix, adapter, rank, down, up, model->arena));
+    model->adapters = std::max(model->adapters, adapter + 1);
+    model->widest_rank = std::max(model->widest_rank, linear.rank());
   });
 }
 

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define MLX_ABI 1
+#define MLX_ABI 2
 #define MLX_BLOCK_TOKENS 16
 
 #if defined(__GNUC__)
@@ -90,6 +90,8 @@ typedef struct {
   const float* sines;
   int32_t rotary_half;
   int32_t position_count;  // rows of the two tables
+  int32_t adapters;        // how many adapters the model has
+  const float* adapter_scales;  // [rows, adapters], or NULL when no row uses any
 } mlx_batch;
 
 MLX_EXPORT int32_t mlx_abi(void);
@@ -105,6 +107,10 @@ MLX_EXPORT int32_t mlx_model_set_matrix(mlx_model* model, int32_t layer, int32_t
 MLX_EXPORT int32_t mlx_model_set_vector(mlx_model* model, int32_t layer, int32_t slot, const float* values, int32_t count);
 // The embedding doubles as vocabulary projection.
 MLX_EXPORT int32_t mlx_model_tie_head(mlx_model* model);
+// A low-rank update of one matrix: it becomes matrix + scale * up * down, with each row's own scale. `down` is
+// [rank, in], `up` [out, rank]. Adapters are numbered from 0, without gaps, and each updates a matrix at most once.
+MLX_EXPORT int32_t mlx_model_set_update(mlx_model* model, int32_t adapter, int32_t layer, int32_t slot, int32_t rank,
+                                        const float* down, const float* up);
 // Checks that every slot is filled.
 MLX_EXPORT int32_t mlx_model_ready(mlx_model* model);
 // One step. Writes logits [outputs, vocab].

@@ -103,6 +103,19 @@ void add_rows(float* x, long x_stride, const float* y, long y_stride, int rows, 
   }
 }
 
+void shrink(const float* x, int width, const float* down, int rank, float scale, float* low) {
+  for (int r = 0; r < rank; r++, down += width) {
+    F total = zero();
+    for (int i = 0; i < width; i += L) total = fma(load(x + i), load(down + i), total);
+    low[r] = scale * sum(total);
+  }
+}
+
+void expand(const float* low, int rank, const float* up, long stride, int columns, float* y) {
+  for (int r = 0; r < rank; r++, up += stride)
+    for (int i = 0; i < columns; i++) y[i] += low[r] * up[i];
+}
+
 template <int kActivation>
 inline F activate(F x) {
   if constexpr (kActivation == MLX_SILU) return gated(x, x);

@@ -23,6 +23,8 @@ constexpr mlx::Kernels base_kernels() {
   table.load_panel = no_panel;
   table.linear = linear_without_tiles;
   table.add = add_rows;
+  table.shrink = shrink;
+  table.expand = expand;
   table.gate = gate;
   table.embed = embed;
   table.query_head = query_head;

@@ -125,6 +125,10 @@ struct Kernels {
                  const uint16_t* panel, float* out, long out_stride);
   // x += factor * (y + bias)
   void (*add)(float* x, long x_stride, const float* y, long y_stride, int rows, int columns, const float* bias, float factor);
+  // low[r] = scale * (down[r] . x) for `rank` rows of `width` (a multiple of 32) inputs.
+  void (*shrink)(const float* x, int width, const float* down, int rank, float scale, float* low);
+  // y += sum over r of low[r] * up[r], rows of `up` being `stride` floats apart.
+  void (*expand)(const float* low, int rank, const float* up, long stride, int columns, float* y);
   // out = activation(gate + gate_bias) * (up + up_bias)
   void (*gate)(int activation, const float* gate, const float* up, long stride, int rows, int columns, const float* gate_bias,
                const float* up_bias, float* out, long out_stride);

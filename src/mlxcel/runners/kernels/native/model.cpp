@@ -70,14 +70,20 @@ Model::Model(const mlx_config& given)
   }
 }
 
+int Linear::rank() const {
+  int total = 0;
+  for (const Update& update : updates) total += update.rank;
+  return total;
+}
+
 std::string Model::missing() const {
   static const char* const names[] = {"q", "k", "v", "o", "gate", "up", "down"};
-  if (!embedding.data) return "embedding";
-  if (!head.data) return "head";
+  if (!embedding.matrix.data) return "embedding";
+  if (!head.matrix.data) return "head";
   if (!final_norm) return "final norm";
   for (size_t i = 0; i < layers.size(); i++) {
     for (int slot = 0; slot < MLX_MATRIX_SLOTS; slot++)
-      if (!layers[i].matrices[slot].data) return "layer " + std::to_string(i) + " " + names[slot];
+      if (!layers[i].linears[slot].matrix.data) return "layer " + std::to_string(i) + " " + names[slot];
     if (!layers[i].vectors[MLX_INPUT_NORM] || !layers[i].vectors[MLX_MLP_NORM]) return "layer " + std::to_string(i) + " norm";
   }
   return "";

@@ -12,8 +12,22 @@
 
 namespace mlx {
 
+// A LoRA update of a matrix.
+struct Update {
+  int adapter, rank;
+  const float* down;  // [rank, padded_in]
+  const float* up;    // [rank, blocks * 16]: transposed, so that a task reads its columns in a row
+};
+
+struct Linear {
+  Matrix matrix = {};
+  std::vector<Update> updates;
+
+  int rank() const;  // of all updates together
+};
+
 struct Layer {
-  Matrix matrices[MLX_MATRIX_SLOTS] = {};
+  Linear linears[MLX_MATRIX_SLOTS];
   const float* vectors[MLX_VECTOR_SLOTS] = {};
   KvLayer kv = {};
   int window = 0;
@@ -42,6 +56,7 @@ struct Member {
   Buffer<float> merged;    // one row of attention results
   Buffer<float> attention;
   ProductMemory product;
+  Buffer<float> low;  // of the private operand's rows, see Step::operand
 };
 
 struct Model {
@@ -54,13 +69,16 @@ struct Model {
   Team team;
   Arena arena;
   std::vector<Layer> layers;
-  Matrix embedding = {}, head = {};
+  Linear embedding, head;
+  int adapters = 0;
+  int widest_rank = 0;  // of any linear
   const float* final_norm = nullptr;
   Pages pool;
   std::vector<Member> members;
 
   // Of a step, shared by the members.
   OperandBuffer operand;
+  Buffer<float> low;
   Buffer<float> hidden;     // [tokens, hidden]
   Buffer<float> queries;    // [tokens, heads * head_dim]
   Buffer<float> attended;   // [tokens, heads * head_dim]

@@ -170,4 +170,15 @@ Matrix pack(const mlx_matrix& source, Arena& arena, Team& team) {
   return m;
 }
 
+Update pack_update(const Matrix& matrix, int adapter, int rank, const float* down, const float* up, Arena& arena) {
+  const size_t columns = (size_t)matrix.blocks * kBlock;
+  float* padded_down = (float*)arena.take((size_t)rank * matrix.padded_in * sizeof(float));
+  float* turned_up = (float*)arena.take(rank * columns * sizeof(float));
+  for (int r = 0; r < rank; r++) {
+    memcpy(padded_down + (size_t)r * matrix.padded_in, down + (size_t)r * matrix.in, (size_t)matrix.in * sizeof(float));
+    for (int output = 0; output < matrix.out; output++) turned_up[r * columns + output] = up[(size_t)output * rank + r];
+  }
+  return {adapter, rank, padded_down, turned_up};
+}
+
 }  // namespace mlx

@@ -95,6 +95,7 @@ void check_batch(const Model& model, const mlx_batch& b) {
       require(id >= 0 && id < c.block_count, "a block id lies outside the KV pool");
     }
   }
+  require(!b.adapter_scales || b.adapters == model.adapters, "adapter scales are given for another number of adapters");
   for (int i = 0; i < b.outputs; i++) {
     require(b.logit_indices[i] >= 0 && b.logit_indices[i] < b.tokens, "a logit index lies outside the batch");
     require(i == 0 || b.logit_indices[i - 1] < b.logit_indices[i], "logit indices must ascend");

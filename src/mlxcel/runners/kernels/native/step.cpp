@@ -13,6 +13,7 @@ constexpr int kPrivateRows = 4;
 // Tasks per member of a product. With tiles a task reads all activations once, so fewer and larger ones are better.
 constexpr int kTasksPerMember = 8, kTileTasksPerMember = 3;
 constexpr int kMaxTaskBlocks = 8;
+constexpr int kMaxInputs = 3;  // linears that read one operand
 
 }  // namespace
 
@@ -28,12 +29,15 @@ Step::Step(Model& model, const mlx_batch& batch, float* logits)
   partials_ = model.partials.reserve((size_t)plan_.partial_count() * config_.head_dim);
   maxima_ = model.partial_maxima.reserve(plan_.partial_count());
   weights_ = model.partial_weights.reserve(plan_.partial_count());
-  forms_ = kernels_.operand_form(model.head, batch.outputs);
+  const auto needs = [&](const Linear& linear, int rows) { forms_ |= kernels_.operand_form(linear.matrix, rows); };
+  needs(model.head, batch.outputs);
   for (const Layer& layer : model.layers)
-    for (const Matrix& matrix : layer.matrices)
-      for (int rows : {batch.tokens, batch.outputs}) forms_ |= kernels_.operand_form(matrix, rows);
+    for (const Linear& linear : layer.linears)
+      for (int rows : {batch.tokens, batch.outputs}) needs(linear, rows);
+  if (batch.adapter_scales) forms_ |= kFormDense;
   widest_ = std::max({config_.hidden, config_.intermediate, (int)width});
   model.operand.reserve(batch.tokens, widest_, forms_);
+  model.low.reserve(tokens * kMaxInputs * model.widest_rank);
 }
 
 void Step::run(int member) {
@@ -42,60 +46,91 @@ void Step::run(int member) {
   me.scratch.reserve(widest_ + kUnit);
   me.merged.reserve((size_t)config_.heads * config_.head_dim);
   me.operand.reserve(std::min(batch_.tokens, kPrivateRows), widest_, forms_);
+  me.low.reserve((size_t)kPrivateRows * kMaxInputs * model_.widest_rank);
   kernels_.begin();
   embed(me);
-  int rows = batch_.tokens;
-  float* hidden = hidden_;
-  const auto hidden_row = [&](int row) { return hidden + (size_t)row * config_.hidden; };
-  for (int i = 0; i < config_.layers; i++) {
+  Rows rows = {batch_.tokens, nullptr, hidden_};
+  for (int i = 0; i < config_.layers && rows.count; i++) {
     const Layer& layer = model_.layers[i];
-    const Matrix* m = layer.matrices;
     const bool last = i + 1 == config_.layers;
-    attention_inputs(layer, operand({&m[MLX_Q], &m[MLX_K], &m[MLX_V]}, rows, layer.vectors[MLX_INPUT_NORM], me, hidden_row), me);
+    attention_inputs(layer, rows, me);
     attend(layer, last, me);
-    // What follows the last attention matters only for the rows whose logits are wanted.
-    const bool trims = last && batch_.outputs < batch_.tokens;
-    if (trims) {
+    if (last && batch_.outputs < batch_.tokens) {
+      // What follows the last attention matters only for the rows whose logits are wanted.
       keep_outputs(me);
-      hidden = kept_;
-      rows = batch_.outputs;
-      if (!rows) break;
+      rows = {batch_.outputs, batch_.logit_indices, kept_};
+      if (!rows.count) break;
     }
-    const auto attended = [&](int row) { return attended_row(trims ? batch_.logit_indices[row] : row, me); };
-    add(m[MLX_O], operand({&m[MLX_O]}, rows, nullptr, me, attended), hidden, rows, me);
-    gate(layer, operand({&m[MLX_GATE], &m[MLX_UP]}, rows, layer.vectors[MLX_MLP_NORM], me, hidden_row), rows, me);
-    const auto activated = [&](int row) { return activated_ + row * activated_stride_; };
-    add(m[MLX_DOWN], operand({&m[MLX_DOWN]}, rows, nullptr, me, activated), hidden, rows, me);
+    const Linear &o = layer.linears[MLX_O], &down = layer.linears[MLX_DOWN];
+    add(o, input({&o}, rows, nullptr, me, [&](int row) { return attended_row(rows.token(row), me); }), rows, me);
+    gate(layer, rows, me);
+    add(down, input({&down}, rows, nullptr, me, [&](int row) { return activated_ + row * activated_stride_; }), rows, me);
   }
-  if (batch_.outputs) project_logits(operand({&model_.head}, batch_.outputs, model_.final_norm, me, hidden_row), me);
+  if (rows.count && batch_.outputs) project_logits(rows, me);
   kernels_.end();
 }
 
 void Step::embed(Member& me) {
   for (int token; (token = claim(me, batch_.tokens)) >= 0;)
-    kernels_.embed(model_.embedding, batch_.token_ids[token], config_.embedding_multiplier,
+    kernels_.embed(model_.embedding.matrix, batch_.token_ids[token], config_.embedding_multiplier,
                    hidden_ + (size_t)token * config_.hidden);
   model_.team.barrier();
 }
 
 template <class RowAt>
-Operand Step::operand(std::initializer_list<const Matrix*> matrices, int rows, const float* norm, Member& me,
-                                   RowAt row_at) {
+Input Step::input(std::initializer_list<const Linear*> linears, const Rows& rows, const float* norm, Member& me, RowAt row_at) {
   int forms = 0;
-  for (const Matrix* matrix : matrices) forms |= kernels_.operand_form(*matrix, rows);
-  const int width = (*matrices.begin())->in;
-  const bool shared = rows > kPrivateRows;
-  const Operand operand = (shared ? model_.operand : me.operand).view(width);
+  bool adapted = false;
+  for (const Linear* linear : linears) {
+    forms |= kernels_.operand_form(linear->matrix, rows.count);
+    adapted |= batch_.adapter_scales && !linear->updates.empty();
+  }
+  if (adapted) forms |= kFormDense;
+  const int width = (*linears.begin())->matrix.in;
+  const bool shared = rows.count > kPrivateRows;
+  const Operand x = (shared ? model_.operand : me.operand).view(width);
+  float* low = (shared ? model_.low : me.low).get();
   const auto prepare = [&](int row) {
-    kernels_.prepare(row_at(row), width, norm, config_.norm_eps, forms, operand, row, me.scratch.get());
+    kernels_.prepare(row_at(row), width, norm, config_.norm_eps, forms, x, row, me.scratch.get());
+    if (adapted) shrink(linears, rows, row, x.dense + (size_t)row * x.width, low);
   };
   if (shared) {
-    for (int row; (row = claim(me, rows)) >= 0;) prepare(row);
+    for (int row; (row = claim(me, rows.count)) >= 0;) prepare(row);
     model_.team.barrier();
   } else {
-    for (int row = 0; row < rows; row++) prepare(row);
+    for (int row = 0; row < rows.count; row++) prepare(row);
   }
-  return operand;
+  return {x, adapted ? low : nullptr};
+}
+
+Input Step::hidden_input(std::initializer_list<const Linear*> linears, const Rows& rows, const float* norm, Member& me) {
+  return input(linears, rows, norm, me, [&](int row) { return rows.hidden + (size_t)row * config_.hidden; });
+}
+
+void Step::shrink(std::initializer_list<const Linear*> linears, const Rows& rows, int row, const float* x, float* low) const {
+  int index = 0;
+  for (const Linear* linear : linears) {
+    float* mine = low + ((size_t)index++ * rows.count + row) * model_.widest_rank;
+    for (const Update& update : linear->updates) {
+      const float scale = adapter_scale(rows.token(row), update.adapter);
+      if (scale != 0.0f) kernels_.shrink(x, linear->matrix.padded_in, update.down, update.rank, scale, mine);
+      mine += update.rank;
+    }
+  }
+}
+
+void Step::expand(const Linear& linear, int index, const Input& input, const Rows& rows, int row, int count, int column, int stride,
+                  float* sums) const {
+  if (!input.low) return;
+  for (int i = 0; i < count; i++, sums += stride) {
+    const float* mine = input.low + ((size_t)index * rows.count + row + i) * model_.widest_rank;
+    for (const Update& update : linear.updates) {
+      const long up_stride = (long)linear.matrix.blocks * kBlock;
+      if (adapter_scale(rows.token(row + i), update.adapter) != 0.0f)
+        kernels_.expand(mine, update.rank, update.up + column, up_stride, stride, sums);
+      mine += update.rank;
+    }
+  }
 }
 
 int Step::task_blocks(const Matrix& matrix, int rows) const {
@@ -104,19 +139,24 @@ int Step::task_blocks(const Matrix& matrix, int rows) const {
   return std::clamp(even / 2 * 2, 2, kMaxTaskBlocks);
 }
 
-void Step::attention_inputs(const Layer& layer, const Operand& x, Member& me) {
-  const int heads = config_.heads, kv_heads = config_.kv_heads, blocks = config_.head_dim / kBlock, rows = batch_.tokens;
+void Step::attention_inputs(const Layer& layer, const Rows& rows, Member& me) {
+  const int heads = config_.heads, kv_heads = config_.kv_heads, blocks = config_.head_dim / kBlock;
+  const Linear* l = layer.linears;
+  const Input input = hidden_input({&l[MLX_Q], &l[MLX_K], &l[MLX_V]}, rows, layer.vectors[MLX_INPUT_NORM], me);
   for (int task; (task = claim(me, heads + 2 * kv_heads)) >= 0;) {
     const int slot = task < heads ? MLX_Q : task < heads + kv_heads ? MLX_K : MLX_V;
-    const int head = slot == MLX_Q ? task : (task - heads) % kv_heads;
-    multiply(kernels_, {&layer.matrices[slot]}, x, rows, head * blocks, (head + 1) * blocks, me.product,
-             [&](int row, int count, float* const* sums, int) { finish_heads(layer, slot, head, row, count, sums[0]); });
+    const int head = slot == MLX_Q ? task : (task - heads) % kv_heads, begin = head * blocks;
+    multiply(kernels_, {&l[slot].matrix}, input.x, rows.count, begin, begin + blocks, me.product,
+             [&](int row, int count, float* const* sums, int stride) {
+               expand(l[slot], slot - MLX_Q, input, rows, row, count, begin * kBlock, stride, sums[0]);
+               finish_heads(layer, slot, head, row, count, sums[0]);
+             });
   }
   model_.team.barrier();
 }
 
 void Step::finish_heads(const Layer& layer, int slot, int head, int row_begin, int rows, float* heads) {
-  const Matrix& matrix = layer.matrices[slot];
+  const Matrix& matrix = layer.linears[slot].matrix;
   HeadTask task = {};
   task.head_dim = config_.head_dim;
   task.eps = config_.norm_eps;
@@ -203,97 +243,59 @@ void Step::keep_outputs(Member& me) {
   model_.team.barrier();
 }
 
-void Step::add(const Matrix& matrix, const Operand& x, float* hidden, int rows, Member& me) {
-  const int blocks = task_blocks(matrix, rows);
+void Step::add(const Linear& linear, const Input& input, const Rows& rows, Member& me) {
+  const Matrix& matrix = linear.matrix;
+  const int blocks = task_blocks(matrix, rows.count);
   for (int task; (task = claim(me, (matrix.blocks + blocks - 1) / blocks)) >= 0;) {
     const int begin = task * blocks, end = std::min(begin + blocks, matrix.blocks), column = begin * kBlock;
     const int columns = std::min(end * kBlock, matrix.out) - column;
     const float* bias = matrix.bias ? matrix.bias + column : nullptr;
-    multiply(kernels_, {&matrix}, x, rows, begin, end, me.product, [&](int row, int count, float* const* sums, int stride) {
-      kernels_.add(hidden + (size_t)row * config_.hidden + column, config_.hidden, sums[0], stride, count, columns, bias,
-                   config_.residual_multiplier);
-    });
+    multiply(kernels_, {&matrix}, input.x, rows.count, begin, end, me.product,
+             [&](int row, int count, float* const* sums, int stride) {
+               expand(linear, 0, input, rows, row, count, column, stride, sums[0]);
+               kernels_.add(rows.hidden + (size_t)row * config_.hidden + column, config_.hidden, sums[0], stride, count, columns,
+                            bias, config_.residual_multiplier);
+             });
   }
   model_.team.barrier();
 }
 
-void Step::gate(const Layer& layer, const Operand& x, int rows, Member& me) {
-  const Matrix &gate = layer.matrices[MLX_GATE], &up = layer.matrices[MLX_UP];
-  const int blocks = task_blocks(gate, rows);
-  for (int task; (task = claim(me, (gate.blocks + blocks - 1) / blocks)) >= 0;) {
-    const int begin = task * blocks, end = std::min(begin + blocks, gate.blocks), column = begin * kBlock;
-    const float* gate_bias = gate.bias ? gate.bias + column : nullptr;
-    const float* up_bias = up.bias ? up.bias + column : nullptr;
-    multiply(kernels_, {&gate, &up}, x, rows, begin, end, me.product, [&](int row, int count, float* const* sums, int stride) {
-      kernels_.gate(config_.activation, sums[0], sums[1], stride, count, stride, gate_bias, up_bias,
-                    activated_ + row * activated_stride_ + column, activated_stride_);
-    });
+void Step::gate(const Layer& layer, const Rows& rows, Member& me) {
+  const Linear &gate = layer.linears[MLX_GATE], &up = layer.linears[MLX_UP];
+  const Input input = hidden_input({&gate, &up}, rows, layer.vectors[MLX_MLP_NORM], me);
+  const int all_blocks = gate.matrix.blocks, blocks = task_blocks(gate.matrix, rows.count);
+  for (int task; (task = claim(me, (all_blocks + blocks - 1) / blocks)) >= 0;) {
+    const int begin = task * blocks, end = std::min(begin + blocks, all_blocks), column = begin * kBlock;
+    const float* gate_bias = gate.matrix.bias ? gate.matrix.bias + column : nullptr;
+    const float* up_bias = up.matrix.bias ? up.matrix.bias + column : nullptr;
+    multiply(kernels_, {&gate.matrix, &up.matrix}, input.x, rows.count, begin, end, me.product,
+             [&](int row, int count, float* const* sums, int stride) {
+               expand(gate, 0, input, rows, row, count, column, stride, sums[0]);
+               expand(up, 1, input, rows, row, count, column, stride, sums[1]);
+               kernels_.gate(config_.activation, sums[0], sums[1], stride, count, stride, gate_bias, up_bias,
+                             activated_ + row * activated_stride_ + column, activated_stride_);
+             });
   }
   model_.team.barrier();
 }
 
-void Step::project_logits(const Operand& x, Member& me) {
-  const Matrix& matrix = model_.head;
-  const int rows = batch_.outputs, blocks = task_blocks(matrix, rows);
+void Step::project_logits(const Rows& rows, Member& me) {
+  const Matrix& matrix = model_.head.matrix;
+  const Input input = hidden_input({&model_.head}, rows, model_.final_norm, me);
+  const int blocks = task_blocks(matrix, rows.count);
   for (int task; (task = claim(me, (matrix.blocks + blocks - 1) / blocks)) >= 0;) {
     const int begin = task * blocks, end = std::min(begin + blocks, matrix.blocks), column = begin * kBlock;
     const int columns = std::min(end * kBlock, matrix.out) - column;
-    multiply(kernels_, {&matrix}, x, rows, begin, end, me.product, [&](int row, int count, float* const* sums, int stride) {
-      for (int i = 0; i < count; i++) {
-        const float* source = sums[0] + (size_t)i * stride;
-        float* target = logits_ + (size_t)(row + i) * config_.vocab + column;
-        for (int c = 0; c < columns; c++) target[c] = source[c] * config_.logit_multiplier;
-      }
-    });
+    multiply(kernels_, {&matrix}, input.x, rows.count, begin, end, me.product,
+             [&](int row, int count, float* const* sums, int stride) {
+               for (int i = 0; i < count; i++) {
+                 const float* source = sums[0] + (size_t)i * stride;
+                 float* target = logits_ + (size_t)(row + i) * config_.vocab + column;
+                 for (int c = 0; c < columns; c++) target[c] = source[c] * config_.logit_multiplier;
+               }
+             });
   }
   model_.team.barrier();
-}
-
-namespace {
-
-// Tokens run at once. More would not be faster, but their activations would leave the second-level cache, and the buffers
-// of a step would grow with them.
-constexpr int kPassTokens = 512;
-
-// Tokens [begin, end) of a batch as a batch of their own. A row that is cut goes on in the next pass.
-struct Pass {
-  mlx_batch batch;
-  std::vector<int32_t> row_starts, logit_indices;
-
-  Pass(const mlx_batch& whole, int begin, int end) : batch(whole) {
-    int first = 0;
-    while (whole.row_starts[first + 1] <= begin) first++;
-    row_starts.push_back(0);
-    for (int row = first; row < whole.rows && whole.row_starts[row] < end; row++)
-      row_starts.push_back(std::min(whole.row_starts[row + 1], end) - begin);
-    for (int i = 0; i < whole.outputs; i++)
-      if (whole.logit_indices[i] >= begin && whole.logit_indices[i] < end) logit_indices.push_back(whole.logit_indices[i] - begin);
-    batch.tokens = end - begin;
-    batch.rows = (int)row_starts.size() - 1;
-    batch.outputs = (int)logit_indices.size();
-    batch.token_ids += begin;
-    batch.positions += begin;
-    batch.block_tables += (size_t)first * whole.max_blocks;
-    batch.row_starts = row_starts.data();
-    batch.logit_indices = logit_indices.data();
-  }
-};
-
-void run(Model& model, const mlx_batch& batch, float* logits) {
-  Step step(model, batch, logits);
-  model.team.run([](void* argument, int member) { ((Step*)argument)->run(member); }, &step);
-}
-
-}  // namespace
-
-void forward(Model& model, const mlx_batch& batch, float* logits) {
-  check_batch(model, batch);
-  if (batch.tokens <= kPassTokens) return run(model, batch, logits);
-  for (int begin = 0; begin < batch.tokens; begin += kPassTokens) {
-    const Pass pass(batch, begin, std::min(begin + kPassTokens, batch.tokens));
-    run(model, pass.batch, logits);
-    logits += (size_t)pass.batch.outputs * model.config.vocab;
-  }
 }
 
 }  // namespace mlx

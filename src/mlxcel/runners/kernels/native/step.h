@@ -43,6 +43,21 @@ class Plan {
   int partial_count_ = 0;
 };
 
+// The rows that a part of a step works on: all tokens of the batch, or those whose logits are wanted.
+struct Rows {
+  int count;
+  const int32_t* tokens;  // flat token index of each row; nullptr: row i is token i
+  float* hidden;          // [count, hidden]
+
+  int token(int row) const { return tokens ? tokens[row] : row; }
+};
+
+// What linears read: the operand, and for each of them its adapters' inner results, [linear][row][widest rank], or nullptr.
+struct Input {
+  Operand x;
+  const float* low;
+};
+
 class Step {
  public:
   Step(Model& model, const mlx_batch& batch, float* logits);
@@ -50,18 +65,26 @@ class Step {
 
  private:
   void embed(Member& me);
-  void attention_inputs(const Layer& layer, const Operand& x, Member& me);
+  void attention_inputs(const Layer& layer, const Rows& rows, Member& me);
   void finish_heads(const Layer& layer, int slot, int head, int row_begin, int rows, float* heads);
   void attend(const Layer& layer, bool only_outputs, Member& me);
   const float* attended_row(int token, Member& me) const;
   void keep_outputs(Member& me);
-  void add(const Matrix& matrix, const Operand& x, float* hidden, int rows, Member& me);
-  void gate(const Layer& layer, const Operand& x, int rows, Member& me);
-  void project_logits(const Operand& x, Member& me);
+  void add(const Linear& linear, const Input& input, const Rows& rows, Member& me);
+  void gate(const Layer& layer, const Rows& rows, Member& me);
+  void project_logits(const Rows& rows, Member& me);
 
-  // Prepares what `matrices` read from `rows` rows.
+  // Prepares what `linears` read from rows; row_at(row) is where a row is.
   template <class RowAt>
-  Operand operand(std::initializer_list<const Matrix*> matrices, int rows, const float* norm, Member& me, RowAt row_at);
+  Input input(std::initializer_list<const Linear*> linears, const Rows& rows, const float* norm, Member& me, RowAt row_at);
+  Input hidden_input(std::initializer_list<const Linear*> linears, const Rows& rows, const float* norm, Member& me);
+  void shrink(std::initializer_list<const Linear*> linears, const Rows& rows, int row, const float* x, float* low) const;
+  // Adds the adapters' share to `count` rows of a product's columns; `index`: which of the input's linears.
+  void expand(const Linear& linear, int index, const Input& input, const Rows& rows, int row, int count, int column, int stride,
+              float* sums) const;
+  float adapter_scale(int token, int adapter) const {
+    return batch_.adapter_scales[(size_t)plan_.row_of(token) * batch_.adapters + adapter];
+  }
   int task_blocks(const Matrix& matrix, int rows) const;
   int claim(const Member& me, int tasks) const { return model_.team.claim(me.index, tasks); }
 
