@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import signal
 import socket
@@ -12,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -72,11 +73,15 @@ def build_asgi(
 
 def _description(routes: Sequence[Route], prefix: str) -> tuple[Route, ...]:
     """The routes that describe the others."""
-    document = openapi_document(routes, prefix=prefix)
     page = docs_page(routes, prefix=prefix)
 
+    @functools.cache
+    def document() -> dict[str, Any]:
+        return openapi_document(routes, prefix=prefix)
+
     async def openapi_json(call: Call) -> Response:
-        return JsonResponse(document)
+        # Schemas of all request models take a tenth of a second: made when asked for, and off the event loop.
+        return JsonResponse(await asyncio.to_thread(document))
 
     async def docs(call: Call) -> Response:
         return Response(page, media_type="text/html; charset=utf-8")
