@@ -14,6 +14,7 @@ from mlxcel.app.constraints import check_constraint, server_constraint
 from mlxcel.app.models import Models
 from mlxcel.app.settings import engine_config, generation_defaults, slot_context_tokens, slot_count, template_text
 from mlxcel.app.source import Source
+from mlxcel.config.adapters import named_adapters
 from mlxcel.config.keys import api_keys
 from mlxcel.config.option import parse_list
 from mlxcel.config.server import ServerConfig
@@ -28,6 +29,7 @@ from mlxcel.http.rooms import Absent, Endpoints, Generation, Rooms
 from mlxcel.http.routes import all_routes
 from mlxcel.http.server import build_asgi
 from mlxcel.observe.metrics import Metrics
+from mlxcel.services.adapters import LiveAdapters
 from mlxcel.services.chat import ChatService
 from mlxcel.services.compaction import CompactionService
 from mlxcel.services.completion import CompletionService
@@ -241,6 +243,7 @@ def _served_model(config: ServerConfig, source: Source) -> ServedModel:
         ),
         aliases=source.aliases,
         meta=source.meta,
+        adapters=LiveAdapters(named_adapters(config.adapters)),
         drafter=source.draft.name if source.draft is not None else None,
     )
 

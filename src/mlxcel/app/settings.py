@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxcel.app.constraints import server_constraint
+from mlxcel.config.adapters import named_adapters
 from mlxcel.config.server import ServerConfig
 from mlxcel.config.speculative import SpeculativeConfig
 from mlxcel.core.errors import StartupError
@@ -139,6 +140,7 @@ def runner_options(config: ServerConfig, name: str) -> RunnerOptions:
         backend=config.model.backend,  # type: ignore[arg-type]
         kernels=config.model.kernels,  # type: ignore[arg-type]
         trust_remote_code=config.model.trust_remote_code,
+        adapters=tuple(Path(path) for path, _ in named_adapters(config.adapters)),
         rope=RopeOverrides(**dataclasses.asdict(config.rope)),
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mlxcel.cli.inspect import inspect_model, print_report
 from mlxcel.cli.options import build_parser, resolve
+from mlxcel.config.adapters import AdapterConfig
 from mlxcel.config.constraints import ConstraintConfig
 from mlxcel.config.conversation import TemplateConfig
 from mlxcel.config.memory import MemoryConfig
@@ -55,6 +56,7 @@ class GenerateConfig:
 
     prompt: PromptConfig = field(default_factory=PromptConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)
     rope: RopeConfig = field(default_factory=RopeConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -94,6 +96,7 @@ def server_config(config: GenerateConfig) -> ServerConfig:
     scheduling = dataclasses.replace(config.scheduling, parallel=1)
     return ServerConfig(
         model=config.model,
+        adapters=config.adapters,
         rope=config.rope,
         memory=config.memory,
         sampling=sampling,

@@ -89,6 +89,7 @@ TABLE: tuple[Inert, ...] = (
     _value("--slot-prompt-similarity", "-sps", inert=_NOTHING, instead="any slot reuses any cached prefix"),
     _value("--tools", inert=_NOTHING, instead=_NO_TOOLS),
     _value("--decode-storage-backend", inert=frozenset({"auto", "paged"}), instead="KV is always paged"),
+    _refused("--lora-fuse", instead="adapters stay apart from the weights, so that their scales can change"),
     _refused("--mlock", instead="raise the memory limit of the service so that nothing is swapped"),
     _refused("--no-mmap", instead="checkpoints are always mapped while they are read"),
     _refused("--no-kv-offload", instead="use --device cpu to keep everything off the GPU"),

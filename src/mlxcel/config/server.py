@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mlxcel.config.adapters import AdapterConfig
 from mlxcel.config.constraints import ConstraintConfig
 from mlxcel.config.conversation import TemplateConfig
 from mlxcel.config.embeddings import EmbeddingConfig
@@ -56,6 +57,7 @@ class ServerConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)
     rope: RopeConfig = field(default_factory=RopeConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)

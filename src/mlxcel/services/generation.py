@@ -259,6 +259,7 @@ class GenerationService:
         if not self.model.policy.context_shift:
             limit = min(limit, room)
         use_cache = options.cache_prompt is not False
+        adapters = tuple(entry for entry in self.model.adapters.in_force(options.adapters) if entry[1] != 0.0)
         return GenerateWork(
             id=work_id,
             prompt_ids=prompt.token_ids,
@@ -269,13 +270,13 @@ class GenerationService:
             cache=CachePolicy(
                 read=use_cache,
                 write=use_cache,
-                namespace=f"{options.cache_scope}\n{prompt.cache_variant}",
+                namespace=f"{options.cache_scope}\n{prompt.cache_variant}\n{adapters or ''}",
                 boundaries=prompt.boundaries,
             ),
             constraint=constraint,
             thinking=prompt.thinking,
             loop=options.loop or self.model.policy.default_loop,
-            adapters=options.adapters or (),
+            adapters=adapters,
             keep_tokens=options.keep_tokens,
         )
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from mlxcel.core.jobs import OutputConstraint
 from mlxcel.core.sampling import LoopDetection
 from mlxcel.engine.client import EngineClient
+from mlxcel.services.adapters import LiveAdapters
 from mlxcel.text.chat_template import ChatTemplate
 from mlxcel.text.constrain import ConstraintFactory
 from mlxcel.text.reasoning import ReasoningMarkers
@@ -61,6 +62,7 @@ class ServedModel:
         tool_format: how the model writes calls; None when its template knows no tools.
         reasoning: its thinking delimiters; None when it does not think.
         meta: facts for the model list (parameter count, vocabulary, trained window).
+        adapters: its LoRA adapters.
         drafter: name of its draft model.
     """
 
@@ -75,6 +77,7 @@ class ServedModel:
     policy: ChatPolicy = field(default_factory=ChatPolicy)
     aliases: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
+    adapters: LiveAdapters = field(default_factory=LiveAdapters)
     drafter: str | None = None
 
     @cached_property

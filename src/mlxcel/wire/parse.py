@@ -38,14 +38,31 @@ def load_json(raw: bytes) -> dict[str, Any]:
     Raises:
         InvalidRequest: see :func:`parse_body`.
     """
-    if not raw.strip():
-        raise InvalidRequest("the request body is empty; send a JSON object")
-    try:
-        document = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the request body is not valid JSON: {error.msg} at character {error.pos}") from None
+    document = _load(raw, "object")
     if not isinstance(document, dict):
         raise InvalidRequest("the request body must be a JSON object")
+    return document
+
+
+def load_list(raw: bytes) -> list[Any]:
+    """The body as a JSON array.
+
+    Raises:
+        InvalidRequest: see :func:`parse_body`.
+    """
+    document = _load(raw, "array")
+    if not isinstance(document, list):
+        raise InvalidRequest("the request body must be a JSON array")
+    return document
+
+
+def _load(raw: bytes, kind: str) -> object:
+    if not raw.strip():
+        raise InvalidRequest(f"the request body is empty; send a JSON {kind}")
+    try:
+        document: object = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the request body is not valid JSON: {error.msg} at character {error.pos}") from None
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _deeper_than(document, MAX_DEPTH):
         raise InvalidRequest(f"the request body is nested deeper than {MAX_DEPTH} levels")
     return document

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlxcel.http.route import Route
 from mlxcel.http.routes import (
+    adapters,
     chat,
     completions,
     embeddings,
@@ -31,5 +32,6 @@ def all_routes() -> tuple[Route, ...]:
         *tokens.ROUTES,
         *status.ROUTES,
         *operations.ROUTES,
+        *adapters.ROUTES,
         *streams.ROUTES,
     )

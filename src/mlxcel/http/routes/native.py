@@ -6,7 +6,7 @@ import dataclasses
 
 from starlette.responses import Response
 
-from mlxcel.core.jobs import CompletionJob
+from mlxcel.core.jobs import CompletionJob, GenerationOptions
 from mlxcel.http.call import Call
 from mlxcel.http.endpoint import answer_or_cancel
 from mlxcel.http.responses import JsonResponse
@@ -22,7 +22,8 @@ from mlxcel.wire.parse import parse_body
 async def completion(call: Call) -> Response:
     """Continue a prompt, whole or as a stream of partial objects."""
     request = parse_body(wire.CompletionRequest, await call.json_bytes())
-    return await _continue(call, request, wire.to_job(request, call.context))
+    job = wire.to_job(request, call.context)
+    return await _continue(call, request, dataclasses.replace(job, options=_with_adapters(call, job.options)))
 
 
 async def infill(call: Call) -> Response:
@@ -30,9 +31,15 @@ async def infill(call: Call) -> Response:
     request = parse_body(InfillRequest, await call.json_bytes())
     extra = [ExtraFile(item.filename or "", item.text) for item in request.input_extra or ()]
     prompt = call.rooms.infill.prompt(request.input_prefix, request.input_suffix, request.prompt or "", extra)
-    options = dataclasses.replace(to_options(request, call.context), stop_ids=call.rooms.infill.stop_ids)
+    options = _with_adapters(call, to_options(request, call.context))
+    options = dataclasses.replace(options, stop_ids=call.rooms.infill.stop_ids)
     job = CompletionJob(call.context.request_id, prompt, options)
     return await _continue(call, request, job)
+
+
+def _with_adapters(call: Call, options: GenerationOptions) -> GenerationOptions:
+    """The scales in force now, so that the answer can show them."""
+    return dataclasses.replace(options, adapters=call.rooms.status.model.adapters.in_force(options.adapters))
 
 
 async def _continue(call: Call, request: NativeFields, job: CompletionJob) -> Response:
