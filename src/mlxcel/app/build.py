@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +27,7 @@ from mlxcel.http.auth import KeyRing
 from mlxcel.http.guards import cors_middleware, is_loopback
 from mlxcel.http.rooms import Absent, Endpoints, Generation, Rooms
 from mlxcel.http.routes import all_routes
-from mlxcel.http.server import build_asgi
+from mlxcel.http.server import Lifespan, build_asgi
 from mlxcel.observe.metrics import Metrics
 from mlxcel.services.adapters import LiveAdapters
 from mlxcel.services.chat import ChatService
@@ -124,6 +124,26 @@ def build_app(config: ServerConfig, models: Models | Source) -> App:
         ping_interval_s=interval_s if interval_s > 0 else None,
     )
 
+    asgi = build_asgi(
+        rooms,
+        all_routes(),
+        keys=KeyRing(api_keys(config.network)),
+        cors=cors_middleware(
+            origins=config.network.cors_origins,
+            methods=parse_list(config.network.cors_methods),
+            headers=parse_list(config.network.cors_headers),
+            credentials=config.network.cors_credentials,
+        ),
+        guard_host=is_loopback(config.network.host),
+        prefix=config.network.api_prefix.rstrip("/"),
+        lifespan=_lifespan(rooms, model, sides, pool),
+    )
+    return App(asgi, rooms, sides)
+
+
+def _lifespan(rooms: Rooms, model: ServedModel | None, sides: Sequence[SideModel], pool: ThreadPoolExecutor) -> Lifespan:
+    """Starts the models' threads with the application and ends them with it."""
+
     @contextlib.asynccontextmanager
     async def lifespan(asgi: Starlette) -> AsyncIterator[None]:
         clients: list[EngineClient | BatchClient[Any]] = [side.client for side in sides]
@@ -141,21 +161,7 @@ def build_app(config: ServerConfig, models: Models | Source) -> App:
             if model is not None:
                 model.constraints.close()
 
-    asgi = build_asgi(
-        rooms,
-        all_routes(),
-        keys=KeyRing(api_keys(config.network)),
-        cors=cors_middleware(
-            origins=config.network.cors_origins,
-            methods=parse_list(config.network.cors_methods),
-            headers=parse_list(config.network.cors_headers),
-            credentials=config.network.cors_credentials,
-        ),
-        guard_host=is_loopback(config.network.host),
-        prefix=config.network.api_prefix.rstrip("/"),
-        lifespan=lifespan,
-    )
-    return App(asgi, rooms, sides)
+    return lifespan
 
 
 def _facts(config: ServerConfig, models: Models) -> ServerFacts:
