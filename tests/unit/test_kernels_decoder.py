@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -448,6 +449,32 @@ def test_blocks_move_as_bytes_between_decoders_and_levels() -> None:
             target.import_block(0, bad)
     with pytest.raises(ValueError, match="no block 96"):
         target.export_block(BLOCKS)
+
+
+def test_torch_gets_one_thread_where_the_decoder_runs_and_keeps_its_own_elsewhere() -> None:
+    """Its threads poll after an operation, which would take the processors from the next step."""
+    spec = spec_of("plain")
+    tested = decoder(spec, RandomCheckpoint(spec), LEVELS[-1])
+    seen: list[int] = []
+
+    def own() -> None:
+        tested.forward(batch([([1], 0, [0])]))
+        seen.append(torch.get_num_threads())
+
+    def another() -> None:
+        seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for body in (own, another):
+            thread = threading.Thread(target=body)
+            thread.start()
+            thread.join()
+        assert seen == [1, 2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_batches_that_do_not_fit_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class NativeDecoder:
         self._sines = torch.empty(0)
         self._logits = torch.empty(0, spec.vocab_size)
         self._adapter_count = 0
+        self._owner = 0
         self._places = _places(spec)
         config = _config(spec, options)
         self.bytes_per_token = int(library.kv_bytes_per_token(config))
@@ -103,6 +105,9 @@ class NativeDecoder:
             GenerationFailed: the batch does not fit the model or the pool; nothing was computed.
             IndexError: a row names an adapter that was not loaded.
         """
+        if self._owner != threading.get_ident():
+            self._owner = threading.get_ident()
+            keep_torch_single_threaded_here()
         outputs = len(batch.logit_indices)
         adapter_scales = self._adapter_scales(batch)
         if outputs > len(self._logits):
@@ -245,6 +250,20 @@ def kv_bytes_per_token(spec: DecoderSpec, k_mode: KvMode, v_mode: KvMode) -> int
     return sum(
         vectors * (spec.head_dim * _KV_ELEMENT_BYTES[mode] + (4 if mode == "int8" else 0)) for mode in (k_mode, v_mode)
     )
+
+
+def keep_torch_single_threaded_here() -> None:
+    """Give torch one thread for operations of the calling thread; others keep what they have.
+
+    After a parallel operation torch's threads go on polling for some milliseconds. Between two steps that is a sampler's
+    operation, and the polling takes the processors from the decoder's own team: it doubled the time of a step.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of this thread, and of all that start later
+    if threads > 1:
+        restore = threading.Thread(target=torch.set_num_threads, args=(threads,))
+        restore.start()
+        restore.join()
 
 
 def usable_processors() -> int:
