@@ -192,7 +192,7 @@ def test_generation_is_refused_on_a_server_that_only_embeds(server: LiveServer) 
         status, kind, text = fault(post(server, path, **body))
         assert (status, kind) == (501, "not_implemented"), path
         assert "embedding" in text
-    answer = post(server, "/v1/messages", max_tokens=3, messages=[{"role": "user", "content": "Hi"}])
+    answer = post(server, "/v1/messages", model="any", max_tokens=3, messages=[{"role": "user", "content": "Hi"}])
     assert answer.status_code == 501
     assert fault(post(server, "/v1/rerank", query="a", documents=["b"]))[2].startswith(
         "This server does not support reranking. Start it with `--reranking`"
