@@ -71,10 +71,10 @@ test("the key as a bearer token", async () => {
   assert.equal(message.content[0].text, ANSWER);
 });
 
-test("an aborted stream ends, and the server goes on", async () => {
+test("a stream that is left ends, and the server goes on", async () => {
   const stream = await client.messages.create({ ...base, messages: hello, stream: true });
   for await (const event of stream) {
-    if (event.type === "content_block_delta") stream.controller.abort();
+    if (event.type === "content_block_delta") break; // which closes the connection
   }
   assert.equal((await create(false, { messages: hello })).content[0].text, ANSWER);
 });

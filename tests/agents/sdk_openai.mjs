@@ -90,10 +90,10 @@ test("stored responses", async () => {
   await assert.rejects(client.responses.retrieve(id), OpenAI.NotFoundError);
 });
 
-test("an aborted stream ends, and the server goes on", async () => {
+test("a stream that is left ends, and the server goes on", async () => {
   const stream = await client.responses.create({ model: "any", input: "Hello", stream: true });
   for await (const event of stream) {
-    if (event.type === "response.output_text.delta") stream.controller.abort();
+    if (event.type === "response.output_text.delta") break; // which closes the connection
   }
   assert.equal((await chat(false, { messages: hello })).choices[0].message.content, ANSWER);
 });

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ def check_task(desk: Any, done: subprocess.CompletedProcess[str]) -> None:
     assert len(results) == 3
     assert session.before in results[0], "the file as it was read"
     assert session.after in results[2], "what the command printed"
+    for earlier, later in pairwise(session.prompts):
+        assert later.startswith(earlier), "the prompt cache would start over"
     assert desk.proxy.seen == []
 
 

@@ -1,4 +1,7 @@
-"""The official Node SDKs: whole and streamed answers, tools, thinking, refusals, aborts. The checks are in the scripts."""
+"""The official Node SDKs: whole and streamed answers, tools, thinking, refusals, streams left early.
+
+The checks are in the scripts beside this file.
+"""
 
 from __future__ import annotations
 
