@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -40,11 +41,13 @@ from mlxcel.services.messages import MessagesService
 from mlxcel.services.model import ChatPolicy, ServedModel
 from mlxcel.services.rerank import RerankService
 from mlxcel.services.responses import ResponsesService
+from mlxcel.services.slots import SlotService
 from mlxcel.services.status import SideModel, StatusService
 from mlxcel.services.tokens import TokenService
 from mlxcel.stores.lru import StoreLimits
 from mlxcel.stores.reasoning_echo import ReasoningEchoStore
 from mlxcel.stores.responses import ConversationStore, ResponseStore
+from mlxcel.stores.slots import SlotFiles
 from mlxcel.text.chat_template import ChatTemplate
 from mlxcel.text.constrain import ConstraintFactory
 from mlxcel.text.reasoning import detect_reasoning
@@ -186,6 +189,7 @@ def _generation(
         messages=MessagesService(chat, reasoning_echo(config)),
         completion=CompletionService(generation),
         infill=InfillService(model.tokenizer, suffix_first=config.template.spm_infill),
+        slots=SlotService(model, SlotFiles(Path(folder)) if (folder := config.endpoints.slot_save_path) else None),
     )
 
 

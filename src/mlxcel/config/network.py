@@ -112,6 +112,13 @@ class EndpointConfig:
         help="serve GET /metrics on a port of its own, without a key, on the same host (0: none)",
     )
     props: bool = switch(False, "--props", env="LLAMA_ARG_ENDPOINT_PROPS", help="serve POST /props")
+    slot_save_path: str = option(
+        "",
+        "--slot-save-path",
+        env="LLAMA_ARG_SLOT_SAVE_PATH",
+        metavar="DIR",
+        help="existing folder for POST /slots/{id}?action=save and restore",
+    )
     slots: bool = switch(
         True,
         "--slots",

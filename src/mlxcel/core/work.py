@@ -40,7 +40,10 @@ class ThinkingPlan:
 
 @dataclass(frozen=True, slots=True)
 class GenerateWork:
-    """Generate tokens after ``prompt_ids``. ``id`` is unique among live works; ``max_tokens`` is already clamped (>= 1)."""
+    """Generate tokens after ``prompt_ids``. ``id`` is unique among live works; ``max_tokens`` is already clamped (>= 1).
+
+    ``remembered``: its slot keeps its tokens as a :class:`SlotRecord` when it ends well.
+    """
 
     id: str
     prompt_ids: tuple[int, ...]
@@ -54,6 +57,16 @@ class GenerateWork:
     loop: LoopDetection | None = None
     adapters: tuple[tuple[int, float], ...] = ()
     keep_tokens: int = 0
+    remembered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRecord:
+    """What a slot computed last: its tokens, and what sets their cached state apart from that of others."""
+
+    token_ids: tuple[int, ...]
+    namespace: str = ""
+    adapters: tuple[tuple[int, float], ...] = ()
 
 
 # ---- engine -> runner ---------------------------------------------------------------------------------------------

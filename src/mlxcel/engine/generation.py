@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from mlxcel.core.errors import ContextOverflow, GenerationFailed, InvalidRequest, MlxcelError, StartupError
 from mlxcel.core.events import EngineEvent, Failed, Finished, FinishReason
 from mlxcel.core.ports import ModelInfo, ModelRunner
-from mlxcel.core.work import GenerateWork, StepPlan, StepResult
+from mlxcel.core.work import GenerateWork, SlotRecord, StepPlan, StepResult
 from mlxcel.engine.config import EngineConfig
 from mlxcel.engine.draft import Drafter, DraftPace
 from mlxcel.engine.draft_model import ModelDrafter
@@ -153,6 +153,15 @@ class GenerationRunner:
             self.counters, slots, queued=queued, batch_rows=self._batch_rows, pool=self._ledger.usage(),
             drafting=self._drafting(),
         )
+
+    def slot_record(self, slot: int) -> SlotRecord | None:
+        """What a slot computed last; None when it has computed nothing."""
+        return self._table.records[slot]
+
+    def set_slot_record(self, slot: int, record: SlotRecord | None) -> SlotRecord | None:
+        """Replace what a slot computed last; returns what it was."""
+        before, self._table.records[slot] = self._table.records[slot], record
+        return before
 
     def cache_stats(self) -> CacheStats:
         """Statistics of the prefix cache. Safe to call from any thread."""

@@ -17,6 +17,7 @@ from mlxcel.services.infill import InfillService
 from mlxcel.services.messages import MessagesService
 from mlxcel.services.rerank import RerankService
 from mlxcel.services.responses import ResponsesService
+from mlxcel.services.slots import SlotService
 from mlxcel.services.status import StatusService
 from mlxcel.services.tokens import TokenService
 from mlxcel.stores.streams import StreamStore
@@ -44,6 +45,7 @@ class Generation:
         messages: conversations of the Anthropic surface.
         completion: raw prompts.
         infill: prompts of POST /infill.
+        slots: tokens of slots as files.
     """
 
     chat: ChatService
@@ -51,6 +53,7 @@ class Generation:
     messages: MessagesService
     completion: CompletionService
     infill: InfillService
+    slots: SlotService
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,10 @@ class Rooms:
     @property
     def infill(self) -> InfillService:
         return self._generation().infill
+
+    @property
+    def slots(self) -> SlotService:
+        return self._generation().slots
 
     @property
     def embeddings(self) -> EmbeddingService:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from bisect import insort
 
 from mlxcel.core.ports import ModelInfo, ModelRunner
+from mlxcel.core.work import SlotRecord
 from mlxcel.engine.draft import Drafter
 from mlxcel.engine.sched.ledger import StateLedger
 from mlxcel.engine.sched.row import Row, RowState
 
 
 class RowTable:
-    """Rows that hold a slot. ``running`` is ordered by strength: the last one gives way first."""
+    """Rows that hold a slot. ``running`` is ordered by strength: the last one gives way first.
+
+    Attributes:
+        records: what each slot computed last.
+    """
 
     def __init__(self, model: ModelRunner, ledger: StateLedger, max_rows: int, drafter: Drafter | None = None) -> None:
         self.slots: list[Row | None] = [None] * max_rows
+        self.records: list[SlotRecord | None] = [None] * max_rows
         self.running: list[Row] = []
         self._by_id: dict[int, Row] = {}
         self._model = model
@@ -68,6 +74,9 @@ class RowTable:
 
     def end(self, row: Row, *, sound: bool) -> None:
         """Close a row for good; ``sound`` when its state is what its tokens say, so that it may be reused."""
+        if sound and row.work.remembered:
+            work = row.work
+            self.records[row.slot] = SlotRecord(tuple(row.tokens), work.cache.namespace, work.adapters)
         self._leave(row, sound=sound)
         row.state = RowState.ENDED
 

@@ -13,6 +13,7 @@ from mlxcel.http.routes import (
     operations,
     rerank,
     responses,
+    slots,
     status,
     streams,
     tokens,
@@ -32,6 +33,7 @@ def all_routes() -> tuple[Route, ...]:
         *tokens.ROUTES,
         *status.ROUTES,
         *operations.ROUTES,
+        *slots.ROUTES,
         *adapters.ROUTES,
         *streams.ROUTES,
     )

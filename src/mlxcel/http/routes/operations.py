@@ -1,4 +1,4 @@
-"""Properties, slots and metrics, for operators and llama-server clients."""
+"""Properties and metrics, for operators and llama-server clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlxcel.http.route import Route
 from mlxcel.observe.metrics import CONTENT_TYPE
 from mlxcel.services.model import ServedModel
 from mlxcel.wire.draft_policy import render_draft_policy
-from mlxcel.wire.llama_server.props import render_capabilities, render_props, render_slots
+from mlxcel.wire.llama_server.props import render_capabilities, render_props
 
 
 async def props(call: Call) -> Response:
@@ -58,14 +58,6 @@ async def set_props(call: Call) -> Response:
     return JsonResponse({"success": True})
 
 
-async def slots(call: Call) -> Response:
-    """The state of every slot and of queued requests."""
-    if not call.rooms.endpoints.slots:
-        raise CapabilityMissing("GET /slots is off; start the server without --no-slots")
-    model = call.rooms.status.model
-    return JsonResponse(render_slots(call.rooms.status.slots(), model.name, model.context_tokens))
-
-
 async def draft_policy(call: Call) -> Response:
     """Whether a draft model runs, and whether it pays."""
     status = call.rooms.status
@@ -89,7 +81,6 @@ async def metrics(call: Call) -> Response:
 ROUTES = (
     Route("GET", "/props", props, "Default settings and facts about the model", statuses=(503,), tag="llama-server"),
     Route("POST", "/props", set_props, "No-op for llama-server's clients", statuses=(413, 415, 501), tag="llama-server"),
-    Route("GET", "/slots", slots, "State of every slot", statuses=(501, 503), tag="llama-server"),
     Route("GET", "/v1/internal/mtp-policy", draft_policy, "Whether a draft model runs, and whether it pays"),
     Route("GET", "/metrics", metrics, "Prometheus metrics", statuses=(404,), media_type="text/plain"),
     *(
