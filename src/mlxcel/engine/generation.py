@@ -133,7 +133,7 @@ class GenerationRunner:
         self._planner.observe(self._settler.settle(plan, result, self._clock()), step_s)
 
     def close(self) -> None:
-        for row in list(self._rows.values()):
+        for row in [row for row in self._rows.values() if row.state is not RowState.ENDED]:
             self._fail(row, GenerationFailed("the engine was stopped"))
         self._rows.clear()
         self._ledger.close()

@@ -200,7 +200,7 @@ class ScriptedRunner:
                 return RowResult(step.row_id, tuple(token_ids), self._logprobs(row, token_ids), error)
             row.history.append(token_id)
             token_ids.append(token_id)
-            if token_id != draft_id:
+            if token_id != draft_id or (step.constrained and _is_complete(row)):
                 break
             row.computed_tokens += 1
         if step.draft_ids:
@@ -269,6 +269,10 @@ class ScriptedRunner:
     def _breach(self, message: str) -> NoReturn:
         self.violations.append(message)
         raise ContractBreach(message)
+
+
+def _is_complete(row: _Row) -> bool:
+    return row.spec.constraint is not None and row.spec.constraint.is_finished
 
 
 def _allowed_token(constraint: Constraint, wanted: int, vocab_size: int) -> int:
