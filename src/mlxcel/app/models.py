@@ -72,8 +72,9 @@ def open_models(config: ServerConfig) -> Models:
     options = config.embeddings
     restricted_by = _restriction(options)
     paths = _paths(config)
-    embedder = _embedder(config, *paths.embedder) if paths.embedder and restricted_by != "--reranking" else None
-    reranker = _reranker(config, *paths.reranker) if paths.reranker and restricted_by != "--embeddings" else None
+    choices = _choices(config, beside_decoder=paths.main is not None and restricted_by is None)
+    embedder = _embedder(config, choices, *paths.embedder) if paths.embedder and restricted_by != "--reranking" else None
+    reranker = _reranker(config, choices, *paths.reranker) if paths.reranker and restricted_by != "--embeddings" else None
     if restricted_by == "--embeddings" and embedder is None:
         raise StartupError("--embeddings needs an embedding model: name one with -m or --embedding-model")
     if restricted_by == "--reranking" and reranker is None:
@@ -133,11 +134,11 @@ def _own_name(config: ServerConfig, wanted: str) -> str:
     return names[0] if names else wanted
 
 
-def _embedder(config: ServerConfig, path: Path, found: Embedder, wanted: str) -> ServedEmbedder:
+def _embedder(config: ServerConfig, choices: EmbedderChoices, path: Path, found: Embedder, wanted: str) -> ServedEmbedder:
     from mlxcel.runners.embed.build import open_embedder
     from mlxcel.runners.embed.prompts import format_text
 
-    opened = open_embedder(path, found, _choices(config))
+    opened = open_embedder(path, found, choices)
     limits = _limits(config.embeddings, config.embeddings.batch_size * _EMBEDDING_TOKENS)
     return ServedEmbedder(
         name=_display_name(wanted, path),
@@ -148,16 +149,16 @@ def _embedder(config: ServerConfig, path: Path, found: Embedder, wanted: str) ->
     )
 
 
-def _reranker(config: ServerConfig, path: Path, found: Reranker, wanted: str) -> ServedReranker:
+def _reranker(config: ServerConfig, choices: EmbedderChoices, path: Path, found: Reranker, wanted: str) -> ServedReranker:
     from mlxcel.runners.rerank.build import open_reranker
 
-    opened = open_reranker(path, found, _choices(config))
+    opened = open_reranker(path, found, choices)
     limits = _limits(config.embeddings, (config.embeddings.rerank_batch_size or _RERANK_BATCH) * _RERANK_TOKENS)
     client = BatchClient[float](opened.load, limits, name="reranker")
     return ServedReranker(_display_name(wanted, path), opened.info, opened.encoder, client)
 
 
-def _choices(config: ServerConfig) -> EmbedderChoices:
+def _choices(config: ServerConfig, *, beside_decoder: bool) -> EmbedderChoices:
     from mlxcel.app.settings import runner_options
     from mlxcel.runners.embed.build import EmbedderChoices
     from mlxcel.runners.generate.build import pick_device
@@ -169,6 +170,7 @@ def _choices(config: ServerConfig) -> EmbedderChoices:
         max_tokens=options.max_length,
         device=pick_device(runner_options(config, "side")),
         threads=max(config.model.threads, 0),
+        beside_decoder=beside_decoder,
     )
 
 

@@ -18,6 +18,7 @@ from mlxcel.runners.embed.layout import Layout, first_position, read_layout
 from mlxcel.runners.embed.loading import load_tokenizer_backend, load_transformer
 from mlxcel.runners.embed.packed import PackedTrunk
 from mlxcel.runners.embed.siglip import SiglipEncoder, load_siglip, siglip_info
+from mlxcel.runners.embed.threads import take_threads, yield_to_decoders
 from mlxcel.runners.hub.folder import read_json
 
 _L2 = 2
@@ -25,13 +26,24 @@ _L2 = 2
 
 @dataclass(frozen=True, slots=True)
 class EmbedderChoices:
-    """What an operator may say about an embedding model; None and 0 keep the checkpoint's own."""
+    """How to run a model that embeds or ranks; None and 0 keep the checkpoint's own.
+
+    ``beside_decoder``: a model that generates runs in the same process, and its tokens come first.
+    """
 
     pooling: Pooling | None = None
     norm: int | None = None
     max_tokens: int = 0
     device: torch.device | None = None
     threads: int = 0
+    beside_decoder: bool = False
+
+    def settle_thread(self) -> None:
+        """Settle the calling thread's share of the machine, before it loads the model."""
+        if self.beside_decoder:
+            yield_to_decoders()
+        else:
+            take_threads(self.threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +83,7 @@ def open_embedder(folder: Path, found: Embedder, choices: EmbedderChoices | None
 
 
 def _load(folder: Path, found: Embedder, layout: Layout, choices: EmbedderChoices) -> Encoder | SiglipEncoder:
-    if choices.threads:
-        torch.set_num_threads(choices.threads)
+    choices.settle_thread()
     device = choices.device or torch.device("cpu")
     if found.family in SIGLIP_TEXT:
         return load_siglip(folder, device)

@@ -52,22 +52,25 @@ def open_reranker(folder: Path, found: Reranker, choices: EmbedderChoices | None
     limit = length_limit(folder, read_json(folder / "config.json"))
     info = RerankerInfo(found.kind, found.family, min(limit, choices.max_tokens) if choices.max_tokens else limit)
     backend = load_tokenizer_backend(folder)
-    device = choices.device or torch.device("cpu")
     if found.kind == "sequence_classifier":
         pairs = ClassifierPairs(RowTokenizer(backend, info.max_tokens))
-        return OpenedReranker(info, pairs, lambda: _load_classifier(folder, found.family, device))
+        return OpenedReranker(info, pairs, lambda: _load_classifier(folder, found.family, choices))
     yes_no = answer_ids(backend)
-    return OpenedReranker(info, JudgePrompts(backend, info.max_tokens), lambda: _load_judge(folder, yes_no, device))
+    return OpenedReranker(info, JudgePrompts(backend, info.max_tokens), lambda: _load_judge(folder, yes_no, choices))
 
 
-def _load_classifier(folder: Path, family: str, device: torch.device) -> Classifier:
+def _load_classifier(folder: Path, family: str, choices: EmbedderChoices) -> Classifier:
+    choices.settle_thread()
+    device = choices.device or torch.device("cpu")
     model = load_transformer(folder, AutoModelForSequenceClassification, device=device, dtype=torch.float32)
     encoder, head = encoder_and_head(model, family)
     positions = first_position(family, read_json(folder / "config.json"))
     return Classifier(_packed(encoder, positions), head, device)
 
 
-def _load_judge(folder: Path, yes_no: tuple[int, int], device: torch.device) -> Judge:
+def _load_judge(folder: Path, yes_no: tuple[int, int], choices: EmbedderChoices) -> Judge:
+    choices.settle_thread()
+    device = choices.device or torch.device("cpu")
     model = load_transformer(folder, AutoModelForCausalLM, device=device, dtype=torch.float32)
     projection: torch.Tensor = model.get_output_embeddings().weight.detach()
     yes, no = (projection[token_id].clone() for token_id in yes_no)
