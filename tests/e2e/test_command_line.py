@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -181,3 +182,22 @@ def test_help_is_quick_and_names_every_variable() -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert loaded.stdout.strip() == "[]"
+
+
+def test_metrics_have_a_port_of_their_own_without_a_key(start: Start, tiny_llama: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = start("-m", str(tiny_llama), "--metrics-port", str(port), "--api-key", "sk-1")
+    aside = f"http://127.0.0.1:{port}"
+    scraped = httpx2.get(aside + "/metrics")
+    assert scraped.status_code == 200
+    assert "mlxcel_slots_total 4" in scraped.text
+    assert httpx2.get(aside + "/health").status_code == 404
+    assert httpx2.get(aside + "/metrics", headers={"Host": "elsewhere.example"}).status_code == 403
+    assert httpx2.get(server.url + "/metrics").status_code == 401
+    assert "--metrics-port" in fails("serve", "-m", str(tiny_llama), "--port", "0", "--metrics-port", str(port))
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(aside + "/metrics")

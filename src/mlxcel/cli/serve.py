@@ -18,7 +18,9 @@ from mlxcel.cli.store import run_list
 from mlxcel.config.keys import api_keys
 from mlxcel.config.server import ServerConfig
 from mlxcel.core.errors import StartupError
-from mlxcel.http.server import Tls, serve
+from mlxcel.http.guards import is_loopback
+from mlxcel.http.metrics_app import metrics_app
+from mlxcel.http.server import Side, Tls, serve
 from mlxcel.observe.logging import configure_logging
 
 # Path and body of the first request that the greeting suggests.
@@ -63,7 +65,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     from mlxcel.app import build_app, open_models
 
-    listener = _bind(config)
+    listener = _bind(config.network.host, config.network.port, reuse=config.network.reuse_port)
+    metrics_listener = _bind_metrics(config)
     models = open_models(config)
     app = build_app(config, models)
     address = _address(config, listener)
@@ -73,15 +76,26 @@ def run(arguments: Sequence[str]) -> int:
     def announce() -> None:
         print(_greeting(models.name, address, example, keyed=bool(keys)), file=sys.stderr, flush=True)
 
+    side = None
+    if metrics_listener is not None:
+        guarded = is_loopback(metrics_listener.getsockname()[0])
+        side = Side(metrics_app(app.rooms.metrics, guard_host=guarded), metrics_listener)
     running = serve(
-        app.asgi, listener, app, timeout_s=config.network.timeout_s, on_ready=announce, tls=_tls(config)
+        app.asgi, listener, app, timeout_s=config.network.timeout_s, on_ready=announce, tls=_tls(config), side=side
     )
     return asyncio.run(running)
 
 
-def _bind(config: ServerConfig) -> socket.socket:
+def _bind_metrics(config: ServerConfig) -> socket.socket | None:
+    """The listener of --metrics-port; beside a Unix socket it is on the loopback interface."""
+    host, port = config.network.host, config.endpoints.metrics_port
+    if not port:
+        return None
+    return _bind("127.0.0.1" if host.endswith(".sock") else host, port, flag="--metrics-port")
+
+
+def _bind(host: str, port: int, *, reuse: bool = False, flag: str = "--port") -> socket.socket:
     """Take the address first: a port in use should not cost a model load."""
-    host, port = config.network.host, config.network.port
     try:
         if host.endswith(".sock"):
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -93,11 +107,11 @@ def _bind(config: ServerConfig) -> socket.socket:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if config.network.reuse_port:
+            if reuse:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind((host, port))
     except OSError as error:
-        raise StartupError(f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port") from None
+        raise StartupError(f"cannot listen on {host} port {port}: {error.strerror}; choose another with {flag}") from None
     listener.set_inheritable(True)
     return listener
 

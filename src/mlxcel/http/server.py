@@ -173,6 +173,22 @@ class QuietServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
+class SideServer(uvicorn.Server):
+    """A second listener of the same process; the first one's signals stop it too."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A further application on a bound socket of its own."""
+
+    app: Starlette
+    listener: socket.socket
+
+
 class ReadyModel(Protocol):
     """What the server waits for before it says that it is ready."""
 
@@ -188,14 +204,20 @@ async def serve(
     timeout_s: int,
     on_ready: Callable[[], None],
     tls: Tls | None = None,
+    side: Side | None = None,
 ) -> int:
     """Serve on a bound socket until a signal comes; requests are answered (503) from the first moment.
+
+    Args:
+        side: served beside it in plain HTTP, and stopped with it.
 
     Raises:
         StartupError: the model could not be loaded.
     """
     server = QuietServer(uvicorn_config(app, timeout_s=timeout_s, tls=tls))
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
+    beside = SideServer(uvicorn.Config(side.app, log_config=None, access_log=False, lifespan="off")) if side else None
+    beside_running = asyncio.ensure_future(beside.serve(sockets=[side.listener])) if beside and side else None
     try:
         ready = asyncio.ensure_future(model.wait_ready())
         await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
@@ -207,4 +229,7 @@ async def serve(
         if not running.done() and sys.exc_info()[0] is not None:
             server.should_exit = True
         await running
+        if beside is not None and beside_running is not None:
+            beside.should_exit = True
+            await beside_running
     return 0
