@@ -104,6 +104,7 @@ _LAYER_KIND_FIELDS: Final = ("layer_types", "mlp_layer_types", "layers_block_typ
 # What field names alone cannot tell: shapes that constrain one another, and patterns that mix the kinds of layers.
 _FAMILY_FIELDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "bamba": {"attn_layer_indices": [1]},
+    "blt": {"encoder_hash_byte_group_vocab": 512},
     "bloom": {"tie_word_embeddings": False},  # tied, its greedy token would always be the token fed
     "dbrx": {"attn_config": {"kv_n_heads": _KV_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "dory": {
