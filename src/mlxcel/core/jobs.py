@@ -35,13 +35,15 @@ class ReasoningOptions:
     """How the thinking channel is steered and shown.
 
     ``budget_tokens`` None: server default; -1 unlimited; 0 none; N at most N tokens.
-    ``effort`` is the client's word, None when not given. ``format`` None: server default.
+    ``effort`` is the client's word, None when not given. ``format`` None: server default. ``can_be_ended``: the client may
+    end the thinking of this request while it is being written.
     """
 
     budget_tokens: int | None = None
     effort: str | None = None
     enabled: bool | None = None
     format: Literal["none", "deepseek", "deepseek-legacy", "auto"] | None = None
+    can_be_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

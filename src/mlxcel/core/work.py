@@ -29,13 +29,15 @@ class ThinkingPlan:
     """Token-level control of a reasoning block.
 
     ``budget_tokens`` -1 is unlimited. When it is used up, the next tokens are forced to ``close_ids``. A constraint applies
-    only after the block is closed. ``starts_inside``: the prompt already opened the block.
+    only after the block is closed. ``starts_inside``: the prompt already opened the block. ``can_be_ended``:
+    the client may end the block while it is being written.
     """
 
     open_ids: tuple[int, ...]
     close_ids: tuple[int, ...]
     starts_inside: bool = False
     budget_tokens: int = -1
+    can_be_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,6 +209,12 @@ class EngineClient:
             return self._empty_cache_stats()
         return (await self.run_exclusive(GenerationRunner.reset_cache)).as_dict()
 
+    async def end_thinking(self, work_id: str) -> bool:
+        """End the thinking of a work, of all its choices; False when none is live or it may not be ended."""
+        if not any(name == work_id or name.startswith(f"{work_id}-") for name in self._streams):
+            return False
+        return await self.run_exclusive(lambda runner: runner.end_thinking(work_id))
+
     async def run_exclusive(self, function: Callable[[GenerationRunner], T]) -> T:
         """Run ``function`` on the owner thread between two steps and return its result. Wakes a sleeping model."""
         return await asyncio.wrap_future(self._worker.call(function))

@@ -154,6 +154,12 @@ class GenerationRunner:
             drafting=self._drafting(),
         )
 
+    def end_thinking(self, work_id: str) -> bool:
+        """End the thinking block of a work, of all its choices; False when there is no such work or it may not be ended."""
+        rows = [row for row in self._rows.values() if row.work.id == work_id or row.work.id.startswith(f"{work_id}-")]
+        ended = [row.thinking.end() for row in rows if row.state is not RowState.ENDED and row.thinking is not None]
+        return any(ended)
+
     def slot_record(self, slot: int) -> SlotRecord | None:
         """What a slot computed last; None when it has computed nothing."""
         return self._table.records[slot]

@@ -72,6 +72,10 @@ class ChatService:
         """The whole answers, one a choice; see :meth:`start` for the errors."""
         return await fold(await self.start(job, choices=choices))
 
+    async def end_reasoning(self, job_id: str) -> bool:
+        """End the thinking of a running answer; False when there is none of that id, or its job did not allow it."""
+        return await self._generation.model.client.end_thinking(job_id)
+
     async def render(self, job: ChatJob) -> str:
         """The prompt text, rendered as for an answer."""
         self._renderer.check(job)

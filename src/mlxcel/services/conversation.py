@@ -176,7 +176,8 @@ class ConversationRenderer:
             return None
         budget = policy.reasoning_budget_tokens if job.reasoning.budget_tokens is None else job.reasoning.budget_tokens
         constrained = job.options.constraint is not None or job.tool_choice.forced
-        if budget < 0 and not constrained:
+        controlled = job.reasoning.can_be_ended
+        if budget < 0 and not constrained and not controlled:
             return None
         if constrained and not starts_thinking and not self._thinks_unasked(job):
             return None
@@ -186,6 +187,7 @@ class ConversationRenderer:
             close_ids=tuple(encode(policy.reasoning_budget_message + markers.close)),
             starts_inside=starts_thinking,
             budget_tokens=budget,
+            can_be_ended=controlled,
         )
 
     def _thinks_unasked(self, job: ChatJob) -> bool:

@@ -24,6 +24,7 @@ class ThinkingTracker:
     def __init__(self, plan: ThinkingPlan, *, constrained: bool) -> None:
         self.reasoning_tokens = 0  # tokens after the opening marker, the closing marker not counted
         self._plan = plan
+        self._budget_tokens = plan.budget_tokens
         self._constrained = constrained
         self._phase = _Phase.INSIDE if plan.starts_inside else _Phase.OUTSIDE
         self._open_matched = 0
@@ -39,7 +40,7 @@ class ThinkingTracker:
     @property
     def accepts_drafts(self) -> bool:
         """True when several tokens may be taken in one step without a decision of this tracker in between."""
-        if self._constrained or self._plan.budget_tokens >= 0:
+        if self._constrained or self._budget_tokens >= 0 or self._plan.can_be_ended:
             return self._phase is _Phase.DONE
         return True
 
@@ -48,9 +49,15 @@ class ThinkingTracker:
         plan = self._plan
         if self._phase is _Phase.OUTSIDE and self._constrained:
             return plan.open_ids[self._open_matched]
-        if self._phase is _Phase.INSIDE and 0 <= plan.budget_tokens <= self.reasoning_tokens and plan.close_ids:
+        if self._phase is _Phase.INSIDE and 0 <= self._budget_tokens <= self.reasoning_tokens and plan.close_ids:
             return plan.close_ids[self._close_matched]
         return None
+
+    def end(self) -> bool:
+        """Close the block at once, or as soon as the model opens one; False when the plan does not allow it."""
+        if self._plan.can_be_ended:
+            self._budget_tokens = 0
+        return self._plan.can_be_ended
 
     def push(self, token_id: int) -> None:
         """Take the token that was generated."""

@@ -10,6 +10,7 @@ from mlxcel.http.responses import JsonResponse
 from mlxcel.http.route import Route
 from mlxcel.http.streaming import stream_answer
 from mlxcel.wire.openai import chat as wire
+from mlxcel.wire.openai.control import ControlRequest, render_control
 from mlxcel.wire.parse import parse_body
 
 
@@ -31,6 +32,12 @@ async def chat_completions(call: Call) -> Response:
     return await answer_or_cancel(call, whole())
 
 
+async def control(call: Call) -> Response:
+    """End the thinking of an answer that is being written (its request set ``reasoning_control``)."""
+    request = parse_body(ControlRequest, await call.json_bytes())
+    return JsonResponse(render_control(success=await call.rooms.chat.end_reasoning(request.request_id)))
+
+
 ROUTES = (
     Route(
         "POST",
@@ -42,5 +49,15 @@ ROUTES = (
         streams=True,
         statuses=(400, 413, 415, 501, 503),
         tag="OpenAI",
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions/control",
+        control,
+        "End the thinking of a running answer",
+        aliases=("/chat/completions/control",),
+        request=ControlRequest,
+        statuses=(400, 413, 415, 501),
+        tag="llama-server",
     ),
 )

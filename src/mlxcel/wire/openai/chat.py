@@ -40,6 +40,8 @@ from mlxcel.wire.sse import DONE, KEEP_ALIVE, frame
 from mlxcel.wire.structured import ResponseFormat, parse_response_format
 from mlxcel.wire.thinking import effort_enables, template_kwargs
 
+ID_PREFIX = "chatcmpl-"
+
 MaxTokens = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 
@@ -67,6 +69,7 @@ class ChatRequest(SamplingFields):
     preserve_thinking: bool | None = None
     reasoning_effort: str | int | bool | None = None
     reasoning_format: str | None = None
+    reasoning_control: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -122,12 +125,13 @@ def _reasoning(request: ChatRequest) -> ReasoningOptions:
         effort=word,
         enabled=None if word is None else effort_enables(word),
         format=request.reasoning_format,  # type: ignore[arg-type]
+        can_be_ended=bool(request.reasoning_control),
     )
 
 
 def response_id(context: RequestContext) -> str:
     """The id shown to the client."""
-    return f"chatcmpl-{context.request_id}"
+    return f"{ID_PREFIX}{context.request_id}"
 
 
 def render(answers: Sequence[Completed], context: RequestContext) -> dict[str, Any]:
