@@ -114,8 +114,8 @@ def read_tools(tools: Sequence[Tool], facts: ServerFacts) -> ToolSet:
             ignored.append(tool.type)
         else:
             raise InvalidRequest(
-                f"'{path}.type': only function tools are served, not '{tool.type[:64]}'; send functions, or start the server "
-                "with --compat lenient to have the others left out",
+                f"'{path}.type': only function tools are served, not '{tool.type[:64]}'; send functions, or start the "
+                "server with --compat lenient to have the others left out",
                 param=f"{path}.type",
             )
     count = Counter(tool.name for _, tool in functions)
