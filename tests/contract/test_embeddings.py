@@ -20,7 +20,7 @@ from mlxcel.config.server import ServerConfig
 from mlxcel.core.errors import StartupError
 from mlxcel.testing.app import LiveServer, scripted_source
 from mlxcel.testing.tiny_models import write_tiny_checkpoint
-from mlxcel.testing.tiny_vectors import write_tiny_embedder, write_tiny_reranker
+from mlxcel.testing.tiny_vectors import write_tiny_embedder, write_tiny_late_interaction, write_tiny_reranker
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 TEXTS = ["the old mill", "what is the capital of france", "x"]
@@ -150,6 +150,21 @@ def test_an_instruction_is_wrapped_where_the_family_has_a_form_for_it(instructed
         written = vectors(other, "Instruct: find rivers\nQuery: the old mill")
         np.testing.assert_allclose(asked, written, atol=1e-6)
     np.testing.assert_array_equal(vectors(server, "mill", instruction="find"), vectors(server, "mill"))
+
+
+def test_late_interaction_shows_its_shape(tmp_path: Path) -> None:
+    with serve(config_of(write_tiny_late_interaction(tmp_path / "col"))) as other:
+        plain = post(other, "/v1/embeddings", input=["mill", "the old mill"]).json()["data"]
+        packed = post(other, "/v1/embeddings", input=["mill", "the old mill"], encoding_format="base64").json()["data"]
+        native = post(other, "/embedding", input=["mill", "the old mill"]).json()
+    for number, entry in enumerate(plain):
+        matrix = np.array(entry["embedding"], dtype=np.float32)
+        np.testing.assert_allclose(np.linalg.norm(matrix, axis=1), 1, atol=1e-5)
+        assert packed[number]["shape"] == list(matrix.shape)
+        decoded = np.frombuffer(base64.b64decode(packed[number]["embedding"]), "<f4").reshape(matrix.shape)
+        np.testing.assert_allclose(decoded, matrix, atol=1e-6)
+        np.testing.assert_allclose(native[number]["embedding"], matrix, atol=1e-6)
+    assert len(plain[1]["embedding"]) == len(plain[0]["embedding"]) + 2  # one row a token, the added ones included
 
 
 # ---- refusals -----------------------------------------------------------------------------------------------------------

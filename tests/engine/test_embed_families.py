@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, SiglipTextModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    ColQwen2ForRetrieval,
+    LlamaConfig,
+    SiglipTextModel,
+)
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
 from mlxcel.core.errors import StartupError
@@ -17,7 +24,12 @@ from mlxcel.core.vectors import TokenRow, Vector
 from mlxcel.runners.embed.build import EmbedderChoices, OpenedEmbedder, open_embedder
 from mlxcel.runners.embed.detect import Embedder, Reranker, detect, reranker_of
 from mlxcel.runners.rerank.build import open_reranker
-from mlxcel.testing.tiny_vectors import FAMILIES, write_tiny_embedder, write_tiny_reranker
+from mlxcel.testing.tiny_vectors import (
+    FAMILIES,
+    write_tiny_embedder,
+    write_tiny_late_interaction,
+    write_tiny_reranker,
+)
 from mlxcel.text.vector_tokens import RowTokenizer
 
 TEXTS = (
@@ -208,3 +220,19 @@ def test_the_judge_reads_the_instruction_and_cuts_only_the_document(tmp_path: Pa
     assert cut.row.token_ids[-8:] == short.row.token_ids[-8:]
     with pytest.raises(StartupError, match="no room"):
         open_reranker(folder, found, EmbedderChoices(max_tokens=8))
+
+
+def test_late_interaction_gives_a_vector_a_token(tmp_path: Path) -> None:
+    folder = write_tiny_late_interaction(tmp_path)
+    model = opened(folder)
+    assert (model.info.pooling, model.info.dimensions) == (None, 16)
+    rows = rows_of(model)
+    together = model.load().run(rows)
+    whole = ColQwen2ForRetrieval.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        for row, vector in zip(rows, together, strict=True):
+            assert vector.shape == (len(row.token_ids), 16)
+            ids = torch.tensor([row.token_ids])
+            wanted = whole(input_ids=ids, attention_mask=torch.ones_like(ids)).embeddings[0].numpy()
+            got = np.frombuffer(vector.data, "<f4").reshape(vector.shape)
+            np.testing.assert_allclose(got / np.linalg.norm(got, axis=1, keepdims=True), wanted, atol=1e-4)

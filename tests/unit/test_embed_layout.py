@@ -86,6 +86,17 @@ def test_other_rerankers_are_refused_by_name(tmp_path: Path, family: str) -> Non
         reranker_of(checkpoint(tmp_path, {"model_type": family}))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [("idefics3", "ColIdefics3"), ("qwen2_5_vl", "ColQwen2_5"), ("llama_nemotron_vl", "LlamaNemotronVLModel")],
+)
+def test_embedders_that_are_not_served_are_named_and_never_generate(
+    tmp_path: Path, model_type: str, architecture: str
+) -> None:
+    with pytest.raises(StartupError, match=f"'{model_type}' are not served"):
+        detect(checkpoint(tmp_path, {"model_type": model_type, "architectures": [architecture]}))
+
+
 def test_an_embedding_layout_on_a_foreign_type_names_it(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="'mpnet'"):
         detect(checkpoint(tmp_path, {"model_type": "mpnet"}, modules=POOLING_MODULE))

@@ -17,6 +17,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    ColQwen2ForRetrieval,
     PreTrainedTokenizerFast,
     SiglipTextModel,
 )
@@ -126,6 +127,18 @@ def write_tiny_embedder(
         for index, (path, kind) in enumerate(modules)
     ]
     _write(folder / "modules.json", entries)
+    return folder
+
+
+def write_tiny_late_interaction(folder: Path) -> Path:
+    """Write a ColQwen2 checkpoint and return its folder."""
+    text = {**_DECODER_SIZES, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+    vision = {"depth": 1, "embed_dim": 16, "hidden_size": _HIDDEN, "num_heads": 2, "patch_size": 4}
+    config = CONFIG_MAPPING["colqwen2"](
+        vlm_config={"model_type": "qwen2_vl", "text_config": text, "vision_config": vision}, embedding_dim=16
+    )
+    _save(ColQwen2ForRetrieval(config), folder, {})
+    build_word_tokenizer(trailing=END_OF_TEXT).save_pretrained(folder)
     return folder
 
 

@@ -12,8 +12,9 @@ from transformers import AutoModel
 
 from mlxcel.core.errors import StartupError
 from mlxcel.core.vectors import EmbedderInfo, Pooling
-from mlxcel.runners.embed.detect import BIDIRECTIONAL, SIGLIP_TEXT, Embedder
+from mlxcel.runners.embed.detect import BIDIRECTIONAL, LATE_INTERACTION, SIGLIP_TEXT, Embedder
 from mlxcel.runners.embed.encoder import Encoder, load_dense
+from mlxcel.runners.embed.late import LateEncoder, late_info, load_late
 from mlxcel.runners.embed.layout import Layout, first_position, read_layout
 from mlxcel.runners.embed.loading import load_tokenizer_backend, load_transformer
 from mlxcel.runners.embed.packed import PackedTrunk
@@ -53,7 +54,7 @@ class OpenedEmbedder:
     info: EmbedderInfo
     tokenizer: tokenizers.Tokenizer
     lower_case: bool
-    load: Callable[[], Encoder | SiglipEncoder]
+    load: Callable[[], Encoder | SiglipEncoder | LateEncoder]
 
 
 def open_embedder(folder: Path, found: Embedder, choices: EmbedderChoices | None = None) -> OpenedEmbedder:
@@ -70,6 +71,8 @@ def open_embedder(folder: Path, found: Embedder, choices: EmbedderChoices | None
     norm = own_norm if choices.norm is None else choices.norm
     if found.family in SIGLIP_TEXT:
         info = siglip_info(folder, max_tokens=layout.max_tokens, norm=norm)
+    elif found.family == LATE_INTERACTION:
+        info = late_info(folder, max_tokens=layout.max_tokens, norm=norm)
     else:
         info = EmbedderInfo(
             family=found.family,
@@ -82,11 +85,13 @@ def open_embedder(folder: Path, found: Embedder, choices: EmbedderChoices | None
     return OpenedEmbedder(info, tokenizer, layout.lower_case, lambda: _load(folder, found, layout, choices))
 
 
-def _load(folder: Path, found: Embedder, layout: Layout, choices: EmbedderChoices) -> Encoder | SiglipEncoder:
+def _load(folder: Path, found: Embedder, layout: Layout, choices: EmbedderChoices) -> Encoder | SiglipEncoder | LateEncoder:
     choices.settle_thread()
     device = choices.device or torch.device("cpu")
     if found.family in SIGLIP_TEXT:
         return load_siglip(folder, device)
+    if found.family == LATE_INTERACTION:
+        return load_late(folder, device)
     model = load_transformer(folder, AutoModel, device=device, dtype=torch.float32, unused=("pooler.",))
     try:
         trunk = PackedTrunk(

@@ -14,6 +14,7 @@ from mlxcel.runners.hub.folder import read_json
 
 ENCODERS = ("bert", "xlm-roberta", "modernbert")
 _CLASSIFIERS = (*ENCODERS, "xlm_roberta")
+LATE_INTERACTION = "colqwen2"
 SIGLIP_TEXT = ("siglip", "siglip_text_model")
 _ALWAYS = (*ENCODERS, "siglip")
 _ARCHITECTURES = (
@@ -24,9 +25,23 @@ _ARCHITECTURES = (
     "SiglipTextModel",
     "LlamaBidirectionalModel",
     "Lfm2BidirectionalModel",
+    "LlamaNemotronVLModel",
+    "ColIdefics3",
+    "ColQwen2_5",
+    "ColQwen2ForRetrieval",
 )
 # Families that an Embedder may belong to, and those that look both ways although their own mask is causal.
-FAMILIES = (*_ALWAYS, *SIGLIP_TEXT, "gemma3_text", "qwen3", "llama", "llama_bidirec", "ministral3", "lfm2")
+FAMILIES = (
+    *_ALWAYS,
+    *SIGLIP_TEXT,
+    "gemma3_text",
+    "qwen3",
+    "llama",
+    "llama_bidirec",
+    "ministral3",
+    "lfm2",
+    LATE_INTERACTION,
+)
 BIDIRECTIONAL = ("llama", "llama_bidirec", "ministral3", "lfm2")
 
 

@@ -52,7 +52,7 @@ def load_transformer(
     """A transformers model with the checkpoint's weights, in evaluation mode.
 
     Args:
-        auto_class: a class of transformers' ``Auto`` family.
+        auto_class: a class of transformers' ``Auto`` family, or a model class.
         unused: beginnings of names of weights that the checkpoint may lack because nothing reads them.
 
     Raises:
@@ -63,7 +63,7 @@ def load_transformer(
     checkpoint = open_checkpoint(folder)
     try:
         config = _config(folder, checkpoint.config)
-        model_class = auto_class._model_mapping[type(config)]
+        model_class = auto_class._model_mapping[type(config)] if hasattr(auto_class, "_model_mapping") else auto_class
         weights = dict(checkpoint.state_dict_iter(dtype))
         settings = {"config": config, "dtype": dtype, "output_loading_info": True}
         model, loading = model_class.from_pretrained(None, state_dict=weights, **settings)

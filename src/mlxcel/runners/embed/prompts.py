@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+_QUERY_TOKENS = 10
+
 
 def format_text(family: str, text: str, instruction: str | None) -> str:
-    """The model's input for a text; families without a place for instructions leave it as it is.
+    """The model's input for a text; most families take it as it is.
 
-    Qwen3-Embedding's form is the one of its model card.
+    Qwen3-Embedding has a place for an instruction. A text of ColQwen2 is a query, which gets further tokens, as in training.
     """
+    if family == "colqwen2":
+        return f"Query: {text}" + "<|endoftext|>" * _QUERY_TOKENS
     if instruction and family == "qwen3":
         return f"Instruct: {instruction}\nQuery: {text}"
     return text
