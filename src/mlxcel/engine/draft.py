@@ -122,11 +122,10 @@ class DraftBalance:
     """
 
     _ALLOWED_LOSS = 0.03
-    _LIMIT_STEPS = 8  # no single step, and no past success, counts for more than this many plain steps
+    _LIMIT_STEPS = 8  # no single step counts for more than this many plain steps; nor does past success, beyond the credit
 
     def __init__(self, credit_steps: int = 0) -> None:
         self._credit_steps = credit_steps
-        self._limit_steps = max(self._LIMIT_STEPS, credit_steps)
         self._balances_s: dict[int, float] = {}  # by number of decoding rows, in powers of two
 
     def allows(self, decode_rows: int) -> bool:
@@ -144,11 +143,12 @@ class DraftBalance:
             plain_step_s: average of a step without drafts.
             draft_s: what making the proposals took, found any or not.
         """
-        limit_s = self._limit_steps * plain_step_s
+        limit_s = self._LIMIT_STEPS * plain_step_s
+        credit_s = self._credit_steps * plain_step_s
         gain_s = -draft_s
         if drafted:
             gain_s += plain_step_s * (1.0 + accepted_tokens / decode_rows) - step_s
         change_s = self._ALLOWED_LOSS * step_s + max(-limit_s, gain_s)
         bucket = decode_rows.bit_length()
-        balance_s = self._balances_s.get(bucket, self._credit_steps * plain_step_s)
-        self._balances_s[bucket] = min(limit_s, balance_s + change_s)
+        balance_s = self._balances_s.get(bucket, credit_s)
+        self._balances_s[bucket] = min(max(limit_s, credit_s), balance_s + change_s)
