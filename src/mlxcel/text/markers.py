@@ -20,6 +20,7 @@ class MarkerScanner:
         # Only where one delimiter is the head of another does a match say too little. In sorted order those are neighbours.
         ordered = sorted(self._markers)
         self._nested = any(later.startswith(earlier) for earlier, later in itertools.pairwise(ordered))
+        self._contained = any(inner in outer[1:] for outer in self._markers for inner in self._markers if inner != outer)
         self._pattern = re.compile("|".join(map(re.escape, self._markers))) if self._markers else None
 
     @property
@@ -33,12 +34,15 @@ class MarkerScanner:
     def find(self, text: str, start: int = 0, *, final: bool = False) -> tuple[int, str] | None:
         """The first delimiter at or after ``start`` as ``(offset, delimiter)``.
 
-        None also while the end of ``text`` could still turn it into a longer delimiter, unless ``final``.
+        None also while the end of ``text`` could still turn it into a longer delimiter, or one that starts earlier and
+        contains it, unless ``final``.
         """
         match = self._pattern.search(text, start) if self._pattern is not None else None
         if match is None:
             return None
         if self._nested and not final and self._is_head(text[match.start() : match.start() + self._longest]):
+            return None
+        if self._contained and not final and 0 < self.held_chars(text, start) > len(text) - match.start():
             return None
         return match.start(), match.group()
 
