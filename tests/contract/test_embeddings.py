@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from mlxcel.config.embeddings import EmbeddingConfig
 from mlxcel.config.model import ModelConfig
 from mlxcel.config.server import ServerConfig
 from mlxcel.core.errors import StartupError
+from mlxcel.core.vectors import TokenRow, Vector
+from mlxcel.engine.batches import BatchClient, BatchLimits
 from mlxcel.testing.app import LiveServer, scripted_source
 from mlxcel.testing.tiny_models import write_tiny_checkpoint
 from mlxcel.testing.tiny_vectors import write_tiny_embedder, write_tiny_late_interaction, write_tiny_reranker
@@ -221,6 +225,47 @@ def test_a_chat_server_says_how_to_get_embeddings(tmp_path: Path) -> None:
             status, kind, text = fault(post(chat, path, input="a"))
             assert (status, kind) == (501, "not_implemented")
             assert text.startswith("This server does not support embeddings. Start it with `--embeddings`")
+
+
+class Gated:
+    """A model that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def run(self, rows: Sequence[TokenRow]) -> list[Vector]:
+        self.gate.wait(10)
+        return [Vector(np.ones(32, dtype="<f4").tobytes(), (32,)) for _ in rows]
+
+    def close(self) -> None:
+        self.gate.set()
+
+
+def gated(embedder: Path, model: Gated, limits: BatchLimits) -> LiveServer:
+    models = open_models(config_of(embedder))
+    assert models.embedder is not None
+    served = dataclasses.replace(models.embedder, client=BatchClient[Vector](lambda: model, limits, name="gated"))
+    return LiveServer(build_app(config_of(embedder), dataclasses.replace(models, embedder=served)))
+
+
+def test_a_late_answer_is_504(embedder: Path) -> None:
+    model = Gated()
+    with gated(embedder, model, BatchLimits(timeout_s=0.05)) as server:
+        status, kind, text = fault(post(server, "/v1/embeddings", input="a"))
+        model.gate.set()
+    assert (status, kind) == (504, "server_timeout")
+    assert "did not answer" in text
+
+
+def test_a_full_queue_is_503(embedder: Path) -> None:
+    model = Gated()
+    with gated(embedder, model, BatchLimits(batch_tokens=2, queue_places=1)) as server, ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(post, server, "/v1/embeddings", input="a") for _ in range(8)]
+        refused = next(answer.result() for answer in as_completed(answers))
+        assert fault(refused)[:2] == (503, "server_busy")
+        assert refused.headers["retry-after"] == "1"
+        model.gate.set()
+        assert {answer.result().status_code for answer in answers} == {200, 503}
 
 
 # ---- forms of a server --------------------------------------------------------------------------------------------------

@@ -99,14 +99,12 @@ def build_app(config: ServerConfig, models: Models | Source) -> App:
     pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="mlxcel-pool")
     model = None if source is None else _served_model(config, source)
     tokenizer = models.side_tokenizer if source is None else source.tokenizer
-    if tokenizer is None:
-        raise StartupError("the model has no tokenizer")
     sides = _side_models(models)
     absent = _absent(models)
     status = StatusService(model, sides, restricted_by=models.restricted_by, absent=absent.generation)
     metrics = Metrics(status.gauges)
-    tokens = TokenService(tokenizer)
-    generation = None if model is None else _generation(config, model, pool, metrics, tokens)
+    tokens = None if tokenizer is None else TokenService(tokenizer)
+    generation = None if model is None or tokens is None else _generation(config, model, pool, metrics, tokens)
     interval_s = config.network.sse_ping_interval_s
     rooms = Rooms(
         facts=_facts(config, models),
@@ -115,7 +113,7 @@ def build_app(config: ServerConfig, models: Models | Source) -> App:
         reranker=None if models.reranker is None else RerankService(models.reranker, pool),
         absent=absent,
         responses=responses_service(config.stores),
-        tokens=tokens,
+        tokenizer=tokens,
         status=status,
         metrics=metrics,
         endpoints=Endpoints(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +22,8 @@ from mlxcel.text.vector_tokens import RowTokenizer
 if TYPE_CHECKING:
     from mlxcel.runners.embed.build import EmbedderChoices
     from mlxcel.runners.embed.detect import Embedder, Reranker
+
+log = logging.getLogger(__name__)
 
 _POOLING_NAMES: dict[str, Pooling] = {
     "mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken", "lasttoken": "lasttoken"
@@ -72,9 +75,9 @@ def open_models(config: ServerConfig) -> Models:
     options = config.embeddings
     restricted_by = _restriction(options)
     paths = _paths(config)
-    choices = _choices(config, beside_decoder=paths.main is not None and restricted_by is None)
-    embedder = _embedder(config, choices, *paths.embedder) if paths.embedder and restricted_by != "--reranking" else None
-    reranker = _reranker(config, choices, *paths.reranker) if paths.reranker and restricted_by != "--embeddings" else None
+    beside = paths.main is not None and restricted_by is None
+    embedder = _embedder(config, beside, *paths.embedder) if paths.embedder and restricted_by != "--reranking" else None
+    reranker = _reranker(config, beside, *paths.reranker) if paths.reranker and restricted_by != "--embeddings" else None
     if restricted_by == "--embeddings" and embedder is None:
         raise StartupError("--embeddings needs an embedding model: name one with -m or --embedding-model")
     if restricted_by == "--reranking" and reranker is None:
@@ -82,7 +85,16 @@ def open_models(config: ServerConfig) -> Models:
     if restricted_by is None and (paths.main is not None or not (embedder or reranker)):
         return Models(open_source(config), embedder, reranker)
     side = paths.embedder if embedder is not None else paths.reranker
-    return Models(None, embedder, reranker, restricted_by, load_tokenizer(side[0]) if side else None)
+    return Models(None, embedder, reranker, restricted_by, None if side is None else _side_tokenizer(side[0]))
+
+
+def _side_tokenizer(path: Path) -> Tokenizer | None:
+    """For the tokenizer routes; None where it is of a kind that they do not know."""
+    try:
+        return load_tokenizer(path)
+    except StartupError as error:
+        log.warning("POST /tokenize is not served: %s", error.message)
+        return None
 
 
 def _restriction(options: EmbeddingConfig) -> Literal["--embeddings", "--reranking"] | None:
@@ -134,11 +146,11 @@ def _own_name(config: ServerConfig, wanted: str) -> str:
     return names[0] if names else wanted
 
 
-def _embedder(config: ServerConfig, choices: EmbedderChoices, path: Path, found: Embedder, wanted: str) -> ServedEmbedder:
+def _embedder(config: ServerConfig, beside: bool, path: Path, found: Embedder, wanted: str) -> ServedEmbedder:
     from mlxcel.runners.embed.build import open_embedder
     from mlxcel.runners.embed.prompts import format_text
 
-    opened = open_embedder(path, found, choices)
+    opened = open_embedder(path, found, _choices(config, beside_decoder=beside))
     limits = _limits(config.embeddings, config.embeddings.batch_size * _EMBEDDING_TOKENS)
     return ServedEmbedder(
         name=_display_name(wanted, path),
@@ -149,10 +161,10 @@ def _embedder(config: ServerConfig, choices: EmbedderChoices, path: Path, found:
     )
 
 
-def _reranker(config: ServerConfig, choices: EmbedderChoices, path: Path, found: Reranker, wanted: str) -> ServedReranker:
+def _reranker(config: ServerConfig, beside: bool, path: Path, found: Reranker, wanted: str) -> ServedReranker:
     from mlxcel.runners.rerank.build import open_reranker
 
-    opened = open_reranker(path, found, choices)
+    opened = open_reranker(path, found, _choices(config, beside_decoder=beside))
     limits = _limits(config.embeddings, (config.embeddings.rerank_batch_size or _RERANK_BATCH) * _RERANK_TOKENS)
     client = BatchClient[float](opened.load, limits, name="reranker")
     return ServedReranker(_display_name(wanted, path), opened.info, opened.encoder, client)

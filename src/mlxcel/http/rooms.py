@@ -76,7 +76,7 @@ class Rooms:
         reranker: relevance scores.
         absent: what the routes of models that are not loaded answer.
         responses: stored responses and conversations of the Responses surface.
-        tokens: the tokenizer.
+        tokenizer: of the generating model, else of another.
         status: health, slots and counters.
         metrics: what /metrics shows.
         streams: event streams that outlive their connection.
@@ -90,7 +90,7 @@ class Rooms:
     facts: ServerFacts
     generation: Generation | None
     responses: ResponsesService
-    tokens: TokenService
+    tokenizer: TokenService | None
     status: StatusService
     metrics: Metrics
     embedder: EmbeddingService | None = None
@@ -127,6 +127,12 @@ class Rooms:
     @property
     def slots(self) -> SlotService:
         return self._generation().slots
+
+    @property
+    def tokens(self) -> TokenService:
+        if self.tokenizer is None:
+            raise NoModelForRoute("the loaded model's tokenizer cannot be used by itself")
+        return self.tokenizer
 
     @property
     def embeddings(self) -> EmbeddingService:

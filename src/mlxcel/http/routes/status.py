@@ -48,6 +48,6 @@ ROUTES = (
     Route("GET", "/health", health, "Liveness, load and counters", aliases=("/",), open=True, statuses=(503,)),
     Route("GET", "/v1/health", health, "The same, with a key", statuses=(503,)),
     Route("GET", "/v1/models", models, "The loaded models", aliases=("/models",), tag="OpenAI"),
-    Route("GET", "/v1/cache/stats", cache_stats, "Prompt-cache counters", statuses=(503,)),
-    Route("POST", "/v1/cache/reset", cache_reset, "Drop every cached prefix", statuses=(503,)),
+    Route("GET", "/v1/cache/stats", cache_stats, "Prompt-cache counters", statuses=(501, 503)),
+    Route("POST", "/v1/cache/reset", cache_reset, "Drop every cached prefix", statuses=(501, 503)),
 )

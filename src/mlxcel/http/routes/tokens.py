@@ -40,7 +40,7 @@ async def chat_input_tokens(call: Call) -> Response:
     return JsonResponse({"input_tokens": await call.rooms.chat.count_tokens(chat_wire.to_job(request, call.context))})
 
 
-_STATUSES = (400, 413, 415)
+_STATUSES = (400, 413, 415, 501)
 
 ROUTES = (
     Route(
@@ -67,7 +67,7 @@ ROUTES = (
         apply_template,
         "The prompt of a chat request",
         request=chat_wire.ChatRequest,
-        statuses=(*_STATUSES, 501, 503),
+        statuses=(*_STATUSES, 503),
         tag="llama-server",
     ),
     Route(
@@ -77,7 +77,7 @@ ROUTES = (
         "Prompt tokens of a chat request",
         aliases=("/chat/completions/input_tokens",),
         request=chat_wire.ChatRequest,
-        statuses=(*_STATUSES, 501, 503),
+        statuses=(*_STATUSES, 503),
         tag="OpenAI",
     ),
 )
