@@ -5,13 +5,14 @@ BIN    := $(VENV)/bin
 STAMPS := .stamps
 ARGS   ?=
 
-.PHONY: serve test check docs soak sweep bench agents browsers clean
+.PHONY: serve test check docs soak sweep agents clean
 
 serve: $(STAMPS)/server
 	$(BIN)/mlxcel-server -m smollm2-135m $(ARGS)
 
+# A test that depends on timing may fail once on a busy machine; one that fails three times has failed.
 test: $(STAMPS)/dev check
-	$(BIN)/python -m pytest -m "not slow and not gpu and not agents and not soak"
+	$(BIN)/python -m pytest -m "not slow and not gpu and not agents and not soak" --reruns 2
 
 check: $(STAMPS)/dev
 	$(BIN)/ruff check .
