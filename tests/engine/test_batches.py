@@ -44,7 +44,6 @@ async def started(runner: Summing, limits: BatchLimits) -> BatchClient[int]:
     client = BatchClient[int](lambda: runner, limits, name="test")
     client.start()
     await client.wait_ready()
-    await asyncio.sleep(0)
     return client
 
 
@@ -178,7 +177,6 @@ async def test_before_the_load_and_after_the_end_nothing_is_taken() -> None:
         await client.run([row(1)])
     gate.set()
     await client.wait_ready()
-    await asyncio.sleep(0)
     assert await client.run([row(1)]) == [1]
     await client.close()
     assert runner.closed
@@ -210,7 +208,6 @@ async def test_a_model_that_cannot_load_says_so(fault: Exception, text: str) -> 
     client.start()
     with pytest.raises(StartupError, match=text):
         await client.wait_ready()
-    await asyncio.sleep(0)
     assert client.state is BatchState.FAILED
     with pytest.raises(GenerationFailed):
         await client.run([row(1)])

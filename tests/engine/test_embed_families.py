@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,16 @@ def test_cross_encoders_equal_transformers(family: str, settings: dict[str, Any]
             wanted = whole(input_ids=torch.tensor([row.token_ids]), **typed).logits[0, 0]
             assert logit == pytest.approx(float(wanted), abs=1e-4)
     assert max(logits) - min(logits) > 1e-2
+
+
+def test_segments_are_numbered_where_the_tokenizer_says_so(tmp_path: Path) -> None:
+    folder = write_tiny_reranker("bert", tmp_path)
+    pairs = open_reranker(folder, reranker_of(folder)).encoder.encode("the mill", ["the river"], None)
+    assert pairs[0].row.type_ids == (0, 0, 0, 0, 1, 1, 1)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | {"model_input_names": ["input_ids", "attention_mask"]}
+    path.write_text(json.dumps(config), encoding="utf-8")
+    assert open_reranker(folder, reranker_of(folder)).encoder.encode("the mill", ["the river"], None)[0].row.type_ids == ()
 
 
 def test_a_classifier_of_several_labels_is_refused(tmp_path: Path) -> None:

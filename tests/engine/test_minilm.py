@@ -49,7 +49,6 @@ def embed(minilm_path: Path, *batches: list[str]) -> list[Embeddings]:
             raise RuntimeError("not an embedder")
         served.client.start()
         await served.client.wait_ready()
-        await asyncio.sleep(0)
         with ThreadPoolExecutor(1) as pool:
             service = EmbeddingService(served, pool)
             jobs = [EmbedJob(tuple(TextPart(text) for text in batch)) for batch in batches]

@@ -86,8 +86,8 @@ class BatchClient(Generic[Result]):
 
     def __init__(self, load: Callable[[], RowRunner[Result]], limits: BatchLimits, *, name: str) -> None:
         self.limits = limits
-        self.state = BatchState.LOADING
         self._load = load
+        self._closed = False
         self._requests: deque[_Request[Result]] = deque()
         self._again: deque[_Batch[Result]] = deque()  # one request each, from batches that failed
         self._running = 0
@@ -97,8 +97,16 @@ class BatchClient(Generic[Result]):
 
     def start(self) -> None:
         """Begin loading. Call it from the event loop that will ask for results."""
-        asyncio.wrap_future(self._ready).add_done_callback(self._loaded)
         self._owner.submit(self._open)
+
+    @property
+    def state(self) -> BatchState:
+        """Whether rows are taken."""
+        if self._closed:
+            return BatchState.CLOSED
+        if not self._ready.done():
+            return BatchState.LOADING
+        return BatchState.READY if self._ready.exception() is None else BatchState.FAILED
 
     async def wait_ready(self) -> None:
         """Wait until the model is loaded.
@@ -110,7 +118,7 @@ class BatchClient(Generic[Result]):
 
     async def close(self) -> None:
         """Fail what waits, let the running batch end, and free the model."""
-        self.state = BatchState.CLOSED
+        self._closed = True
         for request in [*self._requests, *(batch[0][0] for batch in self._again)]:
             request.fail(_stopped())
         self._requests.clear()
@@ -200,11 +208,6 @@ class BatchClient(Generic[Result]):
             for request in requests:
                 request.fail(failure)
         self._fill()
-
-    def _loaded(self, ready: asyncio.Future[None]) -> None:
-        failed = ready.cancelled() or ready.exception() is not None
-        if self.state is BatchState.LOADING:
-            self.state = BatchState.FAILED if failed else BatchState.READY
 
     # ---- owner thread ---------------------------------------------------------------------------------------------
 

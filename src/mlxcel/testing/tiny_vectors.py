@@ -85,6 +85,7 @@ def build_word_tokenizer(*, trailing: str | None = None) -> PreTrainedTokenizerF
         tokenizer_object=tokenizer,
         **{name: text for name, text in zip(("pad_token", "unk_token", "cls_token", "sep_token"), _SPECIAL, strict=True)},
         clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         model_max_length=10**30,
     )
 

@@ -27,28 +27,31 @@ class RowTokenizer:
     Args:
         backend: without padding; it belongs to this object.
         max_tokens: longest row, special tokens included.
+        segments: number the two texts of a pair.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, max_tokens: int, *, lower_case: bool = False) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, max_tokens: int, *, lower_case: bool = False, segments: bool = True
+    ) -> None:
         backend.enable_truncation(max_tokens, strategy="longest_first")
         self._backend = backend
         self._lower_case = lower_case
+        self._segments = segments
         self.max_tokens = max_tokens
 
     def texts(self, texts: Sequence[str]) -> list[EncodedRow]:
         """One row a text."""
         wanted = [text.lower() for text in texts] if self._lower_case else list(texts)
-        return [_row(encoding) for encoding in self._backend.encode_batch(wanted)]
+        return [self._row(encoding) for encoding in self._backend.encode_batch(wanted)]
 
     def pairs(self, first: str, seconds: Sequence[str]) -> list[EncodedRow]:
         """One row a pair of ``first`` with a text of ``seconds``, in the model's own form of pairs."""
-        return [_row(encoding) for encoding in self._backend.encode_batch([(first, second) for second in seconds])]
+        return [self._row(pair) for pair in self._backend.encode_batch([(first, second) for second in seconds])]
 
     def ids(self, token_ids: Sequence[int]) -> EncodedRow:
         """Ids as they are, cut from the right."""
         return EncodedRow(TokenRow(tuple(token_ids[: self.max_tokens])), len(token_ids) > self.max_tokens)
 
-
-def _row(encoding: tokenizers.Encoding) -> EncodedRow:
-    type_ids = tuple(encoding.type_ids)
-    return EncodedRow(TokenRow(tuple(encoding.ids), type_ids if any(type_ids) else ()), bool(encoding.overflowing))
+    def _row(self, encoding: tokenizers.Encoding) -> EncodedRow:
+        type_ids = tuple(encoding.type_ids) if self._segments else ()
+        return EncodedRow(TokenRow(tuple(encoding.ids), type_ids if any(type_ids) else ()), bool(encoding.overflowing))

@@ -17,6 +17,15 @@ from mlxcel.runners.weights import open_checkpoint
 _OWN_TYPES = {"llama_bidirec": "llama"}  # model types that transformers knows under another name
 
 
+def reads_segments(folder: Path) -> bool:
+    """Whether the checkpoint's tokenizer gives its model segment numbers; some BERT models were trained without."""
+    try:
+        names = AutoTokenizer.from_pretrained(folder, local_files_only=True).model_input_names
+    except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError):
+        return False
+    return "token_type_ids" in names
+
+
 def load_tokenizer_backend(folder: Path) -> tokenizers.Tokenizer:
     """The tokenizer of a checkpoint without the padding and truncation that its file may carry.
 

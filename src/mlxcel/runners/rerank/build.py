@@ -14,7 +14,7 @@ from mlxcel.core.vectors import RerankerInfo
 from mlxcel.runners.embed.build import EmbedderChoices
 from mlxcel.runners.embed.detect import Reranker
 from mlxcel.runners.embed.layout import first_position, length_limit
-from mlxcel.runners.embed.loading import load_tokenizer_backend, load_transformer
+from mlxcel.runners.embed.loading import load_tokenizer_backend, load_transformer, reads_segments
 from mlxcel.runners.embed.packed import PackedTrunk
 from mlxcel.runners.hub.folder import read_json
 from mlxcel.runners.rerank.classifier import Classifier, encoder_and_head
@@ -53,7 +53,7 @@ def open_reranker(folder: Path, found: Reranker, choices: EmbedderChoices | None
     info = RerankerInfo(found.kind, found.family, min(limit, choices.max_tokens) if choices.max_tokens else limit)
     backend = load_tokenizer_backend(folder)
     if found.kind == "sequence_classifier":
-        pairs = ClassifierPairs(RowTokenizer(backend, info.max_tokens))
+        pairs = ClassifierPairs(RowTokenizer(backend, info.max_tokens, segments=reads_segments(folder)))
         return OpenedReranker(info, pairs, lambda: _load_classifier(folder, found.family, choices))
     yes_no = answer_ids(backend)
     return OpenedReranker(info, JudgePrompts(backend, info.max_tokens), lambda: _load_judge(folder, yes_no, choices))
