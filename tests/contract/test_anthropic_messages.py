@@ -36,7 +36,9 @@ class Script:
 
 
 def client_of(server: LiveServer, key: str = "unused") -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, _strict_response_validation=True)
+    return server.hold(
+        anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, _strict_response_validation=True)
+    )
 
 
 @pytest.fixture

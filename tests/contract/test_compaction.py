@@ -93,7 +93,8 @@ class TestStandAlone:
         assert body["usage"]["output_tokens"] > 0
 
     def test_the_official_client_reads_it(self, scripted: tuple[LiveServer, Script]) -> None:
-        client = openai.OpenAI(base_url=scripted[0].url + "/v1", api_key="x", max_retries=0)
+        server = scripted[0]
+        client = server.hold(openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0))
         history: Any = turns(8)
         compacted = client.responses.compact(model="m", input=history)
         assert compacted.output[-1].type == "compaction"

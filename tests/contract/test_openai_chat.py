@@ -17,7 +17,9 @@ ANSWER = "The river runs past the old mill."
 
 
 def client_of(server: LiveServer, key: str = "unused") -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, _strict_response_validation=True)
+    return server.hold(
+        openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, _strict_response_validation=True)
+    )
 
 
 @pytest.fixture

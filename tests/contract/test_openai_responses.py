@@ -40,7 +40,9 @@ class Script:
 
 
 def client_of(server: LiveServer, key: str = "unused") -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, _strict_response_validation=True)
+    return server.hold(
+        openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, _strict_response_validation=True)
+    )
 
 
 def answer_of(server: LiveServer, stream: bool, **fields: Any) -> Any:

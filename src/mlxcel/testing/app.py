@@ -14,10 +14,10 @@ import dataclasses
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
 import httpx2
 import uvicorn
@@ -32,6 +32,16 @@ from mlxcel.testing.tiny_tokenizer import write_tiny_tokenizer
 from mlxcel.text.tokenizer import Tokenizer, load_tokenizer
 
 Say = Callable[[str], str | Sequence[int | Exception]]
+
+
+class Closable(Protocol):
+    """What holds connections."""
+
+    def close(self) -> None:
+        """Give them back."""
+
+
+Client = TypeVar("Client", bound=Closable)
 
 
 def scripted_source(
@@ -107,6 +117,7 @@ class LiveServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self._server = uvicorn.Server(uvicorn_config(app.asgi, timeout_s=75, shutdown_grace_s=1))
         self._thread = threading.Thread(target=self._run, name="live-server", daemon=True)
+        self._clients = ExitStack()
 
     @classmethod
     def of(cls, source: Source, config: ServerConfig | None = None) -> LiveServer:
@@ -116,6 +127,10 @@ class LiveServer:
     @property
     def app(self) -> App:
         return self._app
+
+    def hold(self, client: Client) -> Client:
+        """A client that is closed with the server, so that no connection is left to the garbage collector."""
+        return self._clients.enter_context(closing(client))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -129,6 +144,7 @@ class LiveServer:
         raise RuntimeError("the server did not become ready")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._clients.close()
         self._server.should_exit = True
         self._thread.join(20)
         self._listener.close()
