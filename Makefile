@@ -43,7 +43,7 @@ agents: $(STAMPS)/dev $(STAMPS)/agents
 docs: $(STAMPS)/dev
 	$(BIN)/python -m mlxcel.cli.main docs
 
-# Writes docs/models.md; about five minutes.
+# Writes docs/models.md; about three minutes of one processor.
 sweep: $(STAMPS)/dev
 	$(BIN)/python -m mlxcel.testing.sweep --page docs/models.md
 
