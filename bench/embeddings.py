@@ -21,6 +21,7 @@ import httpx2
 import numpy as np
 import torch
 
+from mlxcel.cli.bench.client import BenchClient
 from mlxcel.cli.bench.local import LocalServer
 
 WORDS = (
@@ -49,12 +50,14 @@ async def timed(work: Callable[[], Awaitable[object]]) -> float:
     return time.perf_counter() - start_s
 
 
-async def single_clients(client: httpx2.AsyncClient, texts: list[str], clients: int) -> None:
-    """Each client sends its share of the texts, one a request, one after the other."""
+async def single_clients(client: BenchClient, texts: list[str], clients: int) -> None:
+    """Each client sends its share of the texts, one a request, one after the other; it does as little else as it can."""
 
     async def one(share: list[str]) -> None:
         for text in share:
-            await embed(client, [text])
+            status, _ = await client.post("/v1/embeddings", {"input": text, "encoding_format": "base64"})
+            if status != 200:
+                raise RuntimeError(f"the server answered {status}")
 
     await asyncio.gather(*(one(texts[index::clients]) for index in range(clients)))
 
@@ -71,7 +74,7 @@ async def measure(url: str, model: Any, repeats: int) -> dict[str, Any]:
                 start_s = time.perf_counter()
                 model.encode(texts, batch_size=size)
                 peer[size] = min(peer[size], time.perf_counter() - start_s)
-            many.append(await timed(lambda: single_clients(client, singles, 32)))
+            many.append(await timed(lambda: single_clients(BenchClient(url), singles, 32)))
             start_s = time.perf_counter()
             for text in singles:
                 model.encode(text)
