@@ -126,6 +126,7 @@ def test_a_hub_name_while_offline_is_one_line(tmp_path: Path) -> None:
         (("--port", "70000"), "--port"),
         (("--ctx-size", "many"), "--ctx-size"),
         (("--dtype", "int3"), "--dtype"),
+        (("--logit-bias", "5+inf"), "--logit-bias"),
         (("--no-such-flag",), "--no-such-flag"),
         (("--chat-template-kwargs", "[1]"), "--chat-template-kwargs"),
         (("--chat-template-file", "/nonexistent/file"), "--chat-template-file"),

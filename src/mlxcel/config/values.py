@@ -8,6 +8,8 @@ from typing import Any
 
 from mlxcel.config.option import parse_bytes
 
+_MAX_BIAS = 1e6  # a larger one would make the logits infinite
+
 
 def parse_json_object(text: str) -> dict[str, Any]:
     """A JSON object."""
@@ -36,7 +38,7 @@ def parse_logit_bias(text: str) -> tuple[tuple[int, float], ...]:
             token_id, bias = int(part[:split]), float(part[split:])
         except ValueError:
             raise ValueError("expected ID+BIAS or ID-BIAS") from None
-        if token_id < 0 or math.isnan(bias):
+        if token_id < 0 or math.isnan(bias) or bias > _MAX_BIAS:
             raise ValueError("expected ID+BIAS or ID-BIAS")
         pairs.append((token_id, bias))
     return tuple(pairs)

@@ -7,6 +7,7 @@ their own, more lenient reading in ``wire/llama_server``.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -18,6 +19,10 @@ from mlxcel.wire.context import RequestContext
 from mlxcel.wire.parse import WireModel
 
 _MAX_STOPS = 256
+_MAX_TEXTS = 1024  # entries of a list whose texts have to be encoded
+_MAX_TEXT_CHARS = 16_384  # of all texts of one field together: they are read before the request has a place of its own
+_MAX_BIAS = 1e6  # beyond it float32 sums lose the logit; a larger bias counts as this one, which forces or bans as well
+_MAX_ID_DIGITS = 18
 _UINT64 = 2**64
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -126,8 +131,7 @@ def merge_options(
         ids, texts = parse_logit_bias(fields.logit_bias)
     breaker_texts = defaults.dry_breaker_texts
     if fields.dry_sequence_breakers is not None:
-        changes["dry_breaker_ids"] = frozenset(item for item in fields.dry_sequence_breakers if isinstance(item, int))
-        breaker_texts = tuple(item for item in fields.dry_sequence_breakers if isinstance(item, str) and item)
+        changes["dry_breaker_ids"], breaker_texts = parse_breakers(fields.dry_sequence_breakers)
     sampling: SamplingParams = dataclasses.replace(defaults.sampling, **changes, logit_bias=ids, top_logprobs=top_logprobs)
     return dataclasses.replace(
         defaults,
@@ -154,12 +158,29 @@ def parse_stops(stop: str | list[str] | None) -> tuple[str, ...]:
     """Stop strings without empty ones, which would match everywhere.
 
     Raises:
-        InvalidRequest: more than 256 of them.
+        InvalidRequest: more than 256 of them, or more text than stop strings can need.
     """
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > _MAX_STOPS:
-        raise InvalidRequest(f"'stop': at most {_MAX_STOPS} stop strings", param="stop")
+    _check_texts(stops, "stop", most=_MAX_STOPS)
     return tuple(text for text in stops if text)
+
+
+def parse_breakers(breakers: list[int | str]) -> tuple[frozenset[int], tuple[str, ...]]:
+    """DRY sequence breakers, by token id and by text.
+
+    Raises:
+        InvalidRequest: too many texts, or too long ones.
+    """
+    texts = tuple(item for item in breakers if isinstance(item, str) and item)
+    _check_texts(texts, "dry_sequence_breakers", most=_MAX_TEXTS)
+    return frozenset(item for item in breakers if isinstance(item, int)), texts
+
+
+def _check_texts(texts: Sequence[str], name: str, *, most: int) -> None:
+    if len(texts) > most:
+        raise InvalidRequest(f"'{name}': at most {most} texts", param=name)
+    if sum(map(len, texts)) > _MAX_TEXT_CHARS:
+        raise InvalidRequest(f"'{name}': at most {_MAX_TEXT_CHARS} characters in all texts together", param=name)
 
 
 def parse_logit_bias(
@@ -168,7 +189,7 @@ def parse_logit_bias(
     """Biases by token id and by text: OpenAI's ``{"50256": -100}`` and llama-server's ``[[50256, false], ["Hi", 2.0]]``.
 
     Raises:
-        InvalidRequest: an entry that is neither.
+        InvalidRequest: an entry that is neither, too many texts, or too long ones.
     """
     entries: list[tuple[Any, Any]] = list(bias.items()) if isinstance(bias, dict) else []
     if isinstance(bias, list):
@@ -178,16 +199,29 @@ def parse_logit_bias(
     ids: list[tuple[int, float]] = []
     texts: list[tuple[str, float]] = []
     for token, value in entries:
-        amount = float("-inf") if value is False else value
-        if isinstance(amount, (bool, str)):
+        if value is not False and isinstance(value, (bool, str)):
             raise InvalidRequest("'logit_bias': a bias must be a number or false", param="logit_bias")
-        if isinstance(token, str) and not (isinstance(bias, dict) and token.strip().isdigit()):
-            texts.append((token, float(amount)))
-        elif isinstance(token, (int, str)) and not isinstance(token, bool) and int(token) >= 0:
-            ids.append((int(token), float(amount)))
+        amount = float("-inf") if value is False else max(-_MAX_BIAS, min(float(value), _MAX_BIAS))
+        token_id = _token_id(token, spelled=isinstance(bias, dict))
+        if token_id is not None:
+            ids.append((token_id, amount))
+        elif isinstance(token, str):
+            texts.append((token, amount))
         else:
             raise InvalidRequest("'logit_bias': a token must be an id or a text", param="logit_bias")
+    _check_texts([text for text, _ in texts], "logit_bias", most=_MAX_TEXTS)
     return tuple(ids), tuple(texts)
+
+
+def _token_id(token: object, *, spelled: bool) -> int | None:
+    """The id that a bias names; ``spelled`` as digits where JSON knows no number, in the keys of an object."""
+    if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+        return token
+    if spelled and isinstance(token, str):
+        digits = token.strip()
+        if digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_ID_DIGITS:
+            return int(digits)
+    return None
 
 
 def thinking_budget(fields: SamplingFields) -> int | None:

@@ -12,7 +12,7 @@ from mlxcel.core.errors import InvalidRequest
 from mlxcel.core.jobs import GenerationOptions, OutputConstraint, ReasoningOptions
 from mlxcel.wire.context import RequestContext
 from mlxcel.wire.parse import WireModel
-from mlxcel.wire.sampling import ExtraBody, fold_seed, parse_logit_bias, parse_stops
+from mlxcel.wire.sampling import ExtraBody, fold_seed, parse_breakers, parse_logit_bias, parse_stops
 
 N_PREDICT_MAX = 2**31 - 1
 _MAX_PROBS = 100
@@ -165,8 +165,7 @@ def to_options(fields: NativeFields, context: RequestContext) -> GenerationOptio
     changes = _sampling_changes(fields) | {"logit_bias": ids, "top_logprobs": _top_logprobs(fields)}
     breakers = defaults.dry_breaker_texts
     if fields.dry_sequence_breakers is not None:
-        changes["dry_breaker_ids"] = frozenset(item for item in fields.dry_sequence_breakers if isinstance(item, int))
-        breakers = tuple(item for item in fields.dry_sequence_breakers if isinstance(item, str) and item)
+        changes["dry_breaker_ids"], breakers = parse_breakers(fields.dry_sequence_breakers)
     cache = fields.cache_prompt
     if cache is None and fields.extra_body is not None:
         cache = fields.extra_body.cache_prompt
