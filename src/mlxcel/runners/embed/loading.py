@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.utils import logging as transformers_logging
 
 from mlxcel.core.errors import StartupError
+from mlxcel.runners.building import TRANSFORMERS_LOCK
 from mlxcel.runners.hub.folder import read_json
 from mlxcel.runners.weights import open_checkpoint
 
@@ -75,7 +76,8 @@ def load_transformer(
         model_class = auto_class._model_mapping[type(config)] if hasattr(auto_class, "_model_mapping") else auto_class
         weights = dict(checkpoint.state_dict_iter(dtype))
         settings = {"config": config, "dtype": dtype, "output_loading_info": True}
-        model, loading = model_class.from_pretrained(None, state_dict=weights, **settings)
+        with TRANSFORMERS_LOCK:
+            model, loading = model_class.from_pretrained(None, state_dict=weights, **settings)
     except (KeyError, ValueError, ImportError, OSError, RuntimeError, TypeError) as error:
         model_type = checkpoint.config.get("model_type")
         raise StartupError(f"transformers cannot load model type {model_type!r}: {error}") from error

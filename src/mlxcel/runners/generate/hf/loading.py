@@ -12,6 +12,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from transformers.utils import logging as transformers_logging
 
 from mlxcel.core.errors import StartupError
+from mlxcel.runners.building import TRANSFORMERS_LOCK
 from mlxcel.runners.generate.options import RunnerOptions
 
 if TYPE_CHECKING:
@@ -59,13 +60,16 @@ def load_model(
     }
     try:
         if checkpoint.kind == "safetensors" and getattr(config, "quantization_config", None) is None:
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                checkpoint.path, use_safetensors=True, local_files_only=True, **settings
-            )
+            with TRANSFORMERS_LOCK:
+                model, loading = AutoModelForCausalLM.from_pretrained(
+                    checkpoint.path, use_safetensors=True, local_files_only=True, **settings
+                )
         else:
             config.__dict__.pop("quantization_config", None)  # the checkpoint hands out decoded weights
             weights = dict(checkpoint.state_dict_iter(dtype))
-            model, loading = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(None, state_dict=weights, **settings)
+            model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            with TRANSFORMERS_LOCK:
+                model, loading = model_class.from_pretrained(None, state_dict=weights, **settings)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         raise StartupError(f"transformers cannot load model type {config.model_type!r}: {error}") from error
     if loading["missing_keys"]:
