@@ -63,7 +63,12 @@ FLOODS: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("name", "field"),
-    [(name, field) for name, surface in SURFACES.items() for field in FLOODS if "stop" not in field or field == surface.stop],
+    [
+        (name, field)
+        for name, surface in SURFACES.items()
+        for field in FLOODS
+        if "stop" not in field or field == surface.stop
+    ],
 )
 def test_floods_of_text_in_small_fields_are_told(scripted: LiveServer, name: str, field: str) -> None:
     surface = SURFACES[name]
