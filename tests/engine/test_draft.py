@@ -151,7 +151,7 @@ def test_drafts_that_are_never_right_cost_next_to_nothing() -> None:
         bench.submit(make_work(max_tokens=2000))
         bench.finish()
         times.append(bench.clock())
-    assert times[0] < times[1] < 1.035 * times[0]
+    assert times[0] < times[1] < 1.03 * times[0]
 
 
 def test_the_balance_lets_drafting_rest_while_it_loses_time() -> None:
@@ -164,7 +164,7 @@ def test_the_balance_lets_drafting_rest_while_it_loses_time() -> None:
     while not balance.allows(1):
         balance.observe(decode_rows=1, accepted_tokens=0, drafted=False, step_s=1.0, plain_step_s=1.0)
         steps += 1
-    assert 28 <= steps <= 34
+    assert 45 <= steps <= 51
     balance.observe(decode_rows=1, accepted_tokens=3, drafted=True, step_s=2.0, plain_step_s=1.0)
     balance.observe(decode_rows=1, accepted_tokens=0, drafted=True, step_s=2.0, plain_step_s=1.0)
     assert balance.allows(1)
