@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMPS := .stamps
 ARGS   ?=
 
-.PHONY: serve test check docs soak sweep agents clean
+.PHONY: serve test check docs sweep agents clean
 
 serve: $(STAMPS)/server
 	$(BIN)/mlxcel-server -m smollm2-135m $(ARGS)
